@@ -1,0 +1,1 @@
+"""The words every room shares, the engine that plans and runs chains, and the doors users come in by."""

@@ -1,0 +1,233 @@
+"""AsyncLLM: the engine on a thread of its own, each request a stream of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from . import absent
+from .config import AsyncEngineArgs, EngineArgs
+from .engine import LLMEngine
+from .errors import EngineDeadError
+from .llm import chat_prompt
+from .outputs import PlanReport, RequestOutput
+from .params import RequestOutputKind, SamplingParams
+
+log = logging.getLogger("decodekit")
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """Where the outputs of one request go: a queue of the caller's event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[RequestOutput | BaseException]
+
+    def put(self, item: RequestOutput | BaseException) -> None:
+        """Hand `item` over from any thread; a closed loop wants nothing more."""
+        try:
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+        except RuntimeError:
+            log.debug("an output came after its event loop was closed")
+
+
+@absent.refuses_methods
+class AsyncLLM:
+    """A model served to many coroutines.
+
+    `async for output in engine.generate(prompt, params, request_id)`. Constructor arguments are
+    those of `LLM`. Closing or cancelling a generator aborts its request.
+    """
+
+    def __init__(self, model: str | None = None, **kwargs: Any) -> None:
+        self._open(AsyncEngineArgs(model=model, **kwargs))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Build from an EngineArgs object."""
+        engine = cls.__new__(cls)
+        engine._open(engine_args)
+        return engine
+
+    def _open(self, engine_args: EngineArgs) -> None:
+        self.engine = LLMEngine.from_engine_args(engine_args)
+        self._streams: dict[str, _Stream] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._ids = itertools.count()
+        self._thread = threading.Thread(target=self._serve, name="decodekit-engine", daemon=True)
+        self._thread.start()
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_text: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield outputs of one request as its `output_kind` says, the last with `finished`.
+
+        Raises ValidationError at the first item for a bad request.
+        """
+        params = (sampling_params or self.engine.get_default_sampling_params()).clone()
+        name = f"async-{next(self._ids)}" if request_id is None else request_id
+        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+
+        def add() -> None:
+            try:
+                self.engine.add_request(
+                    name,
+                    prompt,
+                    params,
+                    lora_request=lora_request,
+                    tokenization_kwargs=tokenization_kwargs,
+                    trace_headers=trace_headers,
+                    priority=priority,
+                    prompt_text=prompt_text,
+                )
+            except Exception as error:
+                stream.put(error)
+            else:
+                self._streams[name] = stream
+
+        self._send(add)
+        finished = False
+        try:
+            while not finished:
+                output = await self._next(stream, params.output_kind)
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self._send(lambda: self._drop(name, stream))
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`generate` on a conversation; `options` are the template options of `LLM.chat_prompt`."""
+        prompt = chat_prompt(self.engine, messages, **options)
+        stream = self.generate(prompt, sampling_params, request_id)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their generators yield what there is, with finish_reason "abort"."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        self._send(lambda: self.engine.abort_request(ids))
+
+    # --- the engine's own -----------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer as a live transformers object."""
+        return self.engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return fresh parameters with the model's own sampling defaults."""
+        return self.engine.get_default_sampling_params()
+
+    def get_metrics(self) -> list[Any]:
+        """Return counters and gauges of the engine."""
+        return self.engine.get_metrics()
+
+    def explain(self, sampling_params: SamplingParams | None = None) -> PlanReport:
+        """Return what `sampling_params` would run, in order, without running it."""
+        return self.engine.explain(sampling_params)
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the engine has stopped."""
+        self.engine.check_health()
+        if not self._thread.is_alive():
+            raise EngineDeadError("the engine has been shut down")
+
+    def shutdown(self) -> None:
+        """Stop the engine's thread; requests that are running end with EngineDeadError."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _send(self, job: Callable[[], None]) -> None:
+        with self._wake:
+            if self._stopping:
+                raise EngineDeadError("the engine has been shut down")
+            self._inbox.append(job)
+            self._wake.notify()
+
+    def _drop(self, name: str, stream: _Stream) -> None:
+        """Abort a request that nobody listens to, unless its id is another's by now."""
+        if self._streams.get(name) is stream:
+            del self._streams[name]
+            self.engine.abort_request(name)
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._stopping or self._inbox or self.engine.has_unfinished_requests()):
+                    self._wake.wait()
+                if self._stopping:
+                    break
+                jobs = list(self._inbox)
+                self._inbox.clear()
+            try:
+                for job in jobs:
+                    job()
+                for output in self.engine.step():
+                    self._hand_out(output)
+            except Exception as error:
+                log.exception("the engine stopped")
+                self.engine.die(str(error))
+                break
+        reason = EngineDeadError("the engine has stopped")
+        with self._wake:
+            self._stopping = True
+            jobs = list(self._inbox)
+        for job in jobs:
+            job()
+        for stream in self._streams.values():
+            stream.put(reason)
+        self._streams.clear()
+
+    def _hand_out(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return
+        stream.put(output)
+        if output.finished:
+            del self._streams[output.request_id]
+
+    @staticmethod
+    async def _next(stream: _Stream, kind: RequestOutputKind) -> RequestOutput:
+        """Wait for an output; a slow consumer of deltas gets those that piled up as one."""
+        output = await stream.queue.get()
+        if isinstance(output, BaseException):
+            raise output
+        while kind is RequestOutputKind.DELTA and not stream.queue.empty() and not output.finished:
+            more = stream.queue.get_nowait()
+            if isinstance(more, BaseException):
+                stream.queue.put_nowait(more)
+                break
+            output.add(more, aggregate=True)
+        return output

@@ -1,0 +1,105 @@
+"""Ask stages, stops and observers about one request; what they raise names them and refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .draft import Draft
+from .errors import ChainError, DecodekitError, ValidationError, did_you_mean
+from .plan_text import describe, shown_values
+from .stage import BindContext, Checker, Observer, Stop
+
+if TYPE_CHECKING:
+    from .params import RequestParams
+
+
+def bind_stops(
+    installed: Sequence[Stop], params: RequestParams, context: BindContext
+) -> tuple[tuple[Checker, bool], ...]:
+    """Return the checks that this request asks for, in order, and whether each minds min_tokens."""
+    stops: Iterable[Stop] = installed
+    if params.stops:
+        own = _objects(params.stops, "stop", Stop, {stop.name for stop in installed})
+        stops = sorted([*installed, *own], key=lambda stop: (stop.rank, stop.name))
+    checks: list[tuple[Checker, bool]] = []
+    for stop in stops:
+        check = _bound("stop", stop, context)
+        if check is not None:
+            checks.append((check, stop.respects_min_tokens))
+    return tuple(checks)
+
+
+def bind_observers(
+    installed: Sequence[Observer], params: RequestParams, context: BindContext
+) -> tuple[tuple[Observer, Hashable], ...]:
+    """Return the observers that this request asks for, each with its order."""
+    observers: Iterable[Observer] = installed
+    if params.observers:
+        known = {observer.name for observer in installed}
+        observers = [*installed, *_objects(params.observers, "observer", Observer, known)]
+    orders: list[tuple[Observer, Hashable]] = []
+    for observer in observers:
+        order = _bound("observer", observer, context)
+        if order is not None:
+            orders.append((observer, order))
+    return tuple(orders)
+
+
+def bind_stage(draft: Draft, context: BindContext) -> Any:
+    """Return what the stage makes of its checked parameters; ChainError otherwise."""
+    params = draft.check()
+    return ask(draft, lambda given: draft.stage.bind(given, context), params)
+
+
+def ask(draft: Draft, question: Callable[[Any], Any], params: Any) -> Any:
+    """Ask a stage's own code; what it raises becomes one sentence about the stage and its field."""
+    try:
+        return question(params)
+    except ValidationError as error:
+        draft.blame(error)
+    except Exception as error:
+        values = describe(shown_values(draft.check()))
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        field = next(iter(draft.flat.values()), "chain")
+        raise ChainError(
+            f"stage {draft.stage.name!r} ({draft.instance}) cannot be bound"
+            f"{f' with {values}' if values else ''}: {reason}",
+            parameter=field,
+        ) from error
+
+
+def _bound(kind: str, plugin: Stop | Observer, context: BindContext) -> Any:
+    try:
+        return plugin.bind(context)
+    except DecodekitError:
+        raise
+    except Exception as error:
+        raise ValidationError(
+            f"{kind} {plugin.name!r} cannot be bound: {type(error).__name__}: {error}",
+            parameter=f"{kind}s",
+        ) from error
+
+
+def _objects(entries: Sequence[Any], kind: str, base: type, known: set[str]) -> list[Any]:
+    """Return the objects among a request's own stops or observers; names must be installed ones.
+
+    An installed one is asked for every request, so that naming it adds nothing.
+    """
+    own = []
+    for entry in entries:
+        if isinstance(entry, base):
+            own.append(entry)
+            continue
+        name = entry.get(kind) if isinstance(entry, Mapping) else entry
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise ValidationError(
+                f"unknown {kind} {name!r}{hint}", parameter=f"{kind}s", value=name
+            )
+        if isinstance(entry, Mapping) and len(entry) > 1:
+            extra = next(key for key in entry if key != kind)
+            raise ValidationError(
+                f"{kind} {name!r} has no parameter {extra!r}", parameter=f"{kind}s", value=entry
+            )
+    return own

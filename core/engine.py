@@ -1,0 +1,370 @@
+"""The engine: add requests, step, collect outputs, abort. In-process; its doors are LLM and AsyncLLM."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from . import absent, collect
+from .build import Parts, build, device_memory, generation_defaults
+from .config import EngineArgs, EngineConfig
+from .errors import EngineDeadError, ValidationError
+from .generation_config import announce, default_params
+from .intake import Intake
+from .metrics import Counter, Gauge, Metric
+from .outputs import PlanReport, RequestOutput
+from .params import SamplingParams
+from .request import Request, Status
+from .request import Sequence as TokenSequence
+from .runner import StepOutcome
+from .scheduler import Schedule
+from .stage import Verdict
+
+log = logging.getLogger("decodekit")
+
+
+@absent.refuses_methods
+class LLMEngine:
+    """Runs many requests together, one token of each running sequence a step.
+
+    Not safe to call from several threads at once; `AsyncLLM` is.
+    """
+
+    def __init__(self, config: EngineConfig, *, model_impl: str = "auto") -> None:
+        self.config = config
+        self.parts: Parts = build(config, model_impl=model_impl)
+        self.intake = Intake(self.parts)
+        self.requests: dict[str, Request] = {}
+        self.sampling_defaults = generation_defaults(self.parts.loaded, config)
+        self._ready: list[RequestOutput] = []
+        self._num_prompt_tokens = 0
+        self._num_generated = 0
+        self._num_finished = 0
+        self._num_failed = 0
+        self._dead: str | None = None
+        self._warned: set[str] = set()
+        announce(self.sampling_defaults)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
+        """Build an engine from its public arguments."""
+        return cls(engine_args.resolve(device_memory_bytes=device_memory()))
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, **_: Any) -> Self:
+        """Build an engine from a resolved configuration (vLLM's name)."""
+        return cls(vllm_config)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+    ) -> str:
+        """Check and queue one request; return its id. Raises ValidationError and queues nothing if it is bad."""
+        self.check_health()
+        absent.check_call(lora_request=lora_request, trace_headers=trace_headers)
+        if not isinstance(request_id, str):
+            raise ValidationError(
+                f"request_id must be a string, got {request_id!r}",
+                parameter="request_id",
+                value=request_id,
+            )
+        if request_id in self.requests:
+            raise ValidationError(
+                f"request_id {request_id!r} is already running; ids must be unique among live requests",
+                parameter="request_id",
+                value=request_id,
+            )
+        frozen = self.intake.params(params)
+        read = self.intake.prompt(
+            prompt,
+            truncate=frozen.truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        self._check_room(len(read.ids))
+        request = self.intake.admit(
+            request_id,
+            read,
+            frozen,
+            priority=priority,
+            arrival_time=arrival_time,
+            provenance=self._provenance(params),
+        )
+        if prompt_text is not None:
+            request.prompt = prompt_text
+        self.requests[request_id] = request
+        self._num_prompt_tokens += len(read.ids)
+        for sequence in request.sequences:
+            self.parts.scheduler.add(sequence)
+        return request_id
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests at once; the next step returns what they had. Unknown ids are ignored."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            for sequence in request.sequences:
+                self._end(sequence, Verdict("abort"))
+            self._ready += self._emit(request.sequences)
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Drop outputs of these requests that no step has returned yet."""
+        gone = set(request_ids)
+        self._ready = [output for output in self._ready if output.request_id not in gone]
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step would do anything."""
+        return bool(self.requests or self._ready)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many requests are waiting or running."""
+        return len(self.requests)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, run, advance, collect; return what there is to say about requests."""
+        self.check_health()
+        outputs, self._ready = self._ready, []
+        if not self.parts.scheduler.has_work:
+            return outputs
+        schedule = self.parts.scheduler.schedule()
+        touched = self._begin(schedule)
+        if schedule.work:
+            outcome = self._run(schedule)
+            touched += self._advance(outcome) if outcome is not None else self._fail(schedule)
+        return outputs + self._emit(touched)
+
+    def _begin(self, schedule: Schedule) -> list[TokenSequence]:
+        """Open the states of newcomers; end those that can never get another block."""
+        touched = list(schedule.starved)
+        for sequence in schedule.starved:
+            log.warning(
+                "request %s ended early: the cache holds no more than %d tokens",
+                sequence.request.request_id,
+                self.parts.pool.num_blocks * self.parts.pool.block_size,
+            )
+            self._end(sequence, Verdict("length"))
+        now = time.monotonic()
+        for sequence in schedule.admitted:
+            metrics = sequence.request.metrics
+            if metrics is not None and not metrics.scheduled_ts:
+                metrics.scheduled_ts = now
+            try:
+                self.parts.chain.open(sequence)
+            except Exception as error:
+                self._break(sequence, f"its state could not be opened: {error}")
+                schedule.work = [item for item in schedule.work if item[0] is not sequence]
+                touched.append(sequence)
+        return touched
+
+    def _run(self, schedule: Schedule) -> StepOutcome | None:
+        """Run the device step; None if it failed as a whole."""
+        try:
+            return self.parts.runner.run(schedule)
+        except Exception:
+            log.exception("the forward pass failed; the requests of this step end with an error")
+            return None
+
+    def _fail(self, schedule: Schedule) -> list[TokenSequence]:
+        touched = [sequence for sequence, _ in schedule.work]
+        for sequence in touched:
+            self._break(sequence, "the forward pass failed; see the log")
+        return touched
+
+    def _advance(self, outcome: StepOutcome) -> list[TokenSequence]:
+        """Give each sequence its token: states, record, text, stops; return those that changed."""
+        sampled, result = outcome.sampled, outcome.result
+        for sequence in sampled:
+            if sequence.branch == 0 and len(sequence.request.sequences) > 1:
+                self.parts.runner.copy_blocks(self.parts.scheduler.fork_children(sequence))
+        good = [row for row in range(len(sampled)) if row not in result.errors]
+        late = self.parts.chain.accept(
+            [sampled[row] for row in good], [result.tokens[row] for row in good]
+        )
+        result.errors.update((good[local], failure) for local, failure in late.items())
+        now = time.monotonic()
+        for row, sequence in enumerate(sampled):
+            error = result.errors.get(row)
+            if error is not None:
+                self._break(sequence, str(error))
+                continue
+            self._take(sequence, result.tokens[row], result.measured.get(row, ()), now)
+        return sampled
+
+    def _take(
+        self,
+        sequence: TokenSequence,
+        token: int,
+        measured: Sequence[tuple[int, Mapping[str, Any]]],
+        now: float,
+    ) -> None:
+        sequence.output_ids.append(token)
+        self._num_generated += 1
+        plan = sequence.plan
+        for place, values in measured:
+            plan.observers[place][0].record(sequence.records[place], token, values)
+        metrics = sequence.request.metrics
+        if metrics is not None:
+            collect.note_token(metrics, now)
+        verdict = self._stopped(sequence)
+        ends = verdict is not None and verdict.reason == "stop"
+        hit = sequence.text.push((token,), last_ends=ends)
+        if hit is not None:
+            verdict = Verdict("stop", hit.stop)
+        if verdict is not None:
+            self._end(sequence, verdict)
+
+    def _stopped(self, sequence: TokenSequence) -> Verdict | None:
+        below = len(sequence.output_ids) < (sequence.request.params.min_tokens or 0)
+        for checker, respects_min_tokens in sequence.plan.stops:
+            if below and respects_min_tokens:
+                continue
+            verdict: Verdict | None = checker(sequence)
+            if verdict is not None:
+                return verdict
+        return None
+
+    # --- endings ------------------------------------------------------------------------------
+
+    def _end(self, sequence: TokenSequence, verdict: Verdict) -> None:
+        if sequence.finish_reason is not None:
+            return
+        if sequence.status is not Status.FINISHED:
+            self.parts.scheduler.finish(sequence)
+        sequence.finish_reason = verdict.reason
+        sequence.stop_reason = verdict.detail
+        sequence.text.finish()
+
+    def _break(self, sequence: TokenSequence, error: str) -> None:
+        if sequence.finish_reason is None:
+            self._num_failed += 1
+            sequence.error = error
+            log.warning("request %s failed: %s", sequence.request.request_id, error)
+        self._end(sequence, Verdict("error"))
+
+    def _emit(self, touched: Iterable[TokenSequence]) -> list[RequestOutput]:
+        """Make the outputs that these sequences' requests ask for, and forget finished requests."""
+        outputs: list[RequestOutput] = []
+        for sequence in touched:
+            request = sequence.request
+            output = collect.output_of(request, sequence, self.config.stream_interval)
+            if output is not None:
+                outputs.append(output)
+            if request.is_finished and self.requests.get(request.request_id) is request:
+                del self.requests[request.request_id]
+                self._num_finished += 1
+        return outputs
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, prompt and output together, in tokens."""
+        return self.parts.max_model_len
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer as a live transformers object."""
+        if self.parts.tokenizer is None:
+            raise ValidationError("there is no tokenizer (skip_tokenizer_init is set)")
+        return self.parts.tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return fresh parameters with the model's own sampling defaults."""
+        return default_params(self.sampling_defaults)
+
+    def explain(self, params: SamplingParams | None = None) -> PlanReport:
+        """Return the plan that `params` would run, without a run."""
+        source = self.get_default_sampling_params() if params is None else params
+        return self.parts.planner.explain(
+            self.intake.params(source), provenance=self._provenance(source)
+        )
+
+    def register(self, plugin: Any) -> None:
+        """Add a Stage class or a plugin module to this engine, for new requests."""
+        self.parts.registry.register(plugin)
+
+    def unregister(self, name: str) -> None:
+        """Take a plugin or stage out again; running requests keep theirs."""
+        self.parts.registry.unregister(name)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return counters and gauges of this engine."""
+        scheduler, pool = self.parts.scheduler, self.parts.pool
+        labels = {"model_name": self.model_name}
+        counters = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "generation_tokens": self._num_generated,
+            "request_success": self._num_finished,
+            "request_errors": self._num_failed,
+            "num_preemptions": scheduler.num_preemptions,
+            "dense_rows": self.parts.chain.dense_rows,
+        }
+        gauges = {
+            "num_requests_running": float(len(scheduler.running)),
+            "num_requests_waiting": float(len(scheduler.waiting)),
+            "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
+        }
+        return [
+            *(
+                Counter(f"decodekit:{name}", dict(labels), value)
+                for name, value in counters.items()
+            ),
+            *(Gauge(f"decodekit:{name}", dict(labels), value) for name, value in gauges.items()),
+        ]
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        names = self.config.served_model_name
+        return names[0] if names else self.parts.loaded.source.name
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the engine has stopped for good."""
+        if self._dead is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._dead}")
+
+    def die(self, reason: str) -> None:
+        """Mark the engine as stopped; every later call raises EngineDeadError."""
+        self._dead = reason
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning the first time that it is given."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message)
+
+    def _check_room(self, prompt_len: int) -> None:
+        room = self.parts.pool.num_blocks * self.parts.pool.block_size
+        if prompt_len >= room:
+            raise ValidationError(
+                f"the prompt has {prompt_len} tokens, but the cache holds {room}, the answer "
+                "included; shorten it or raise kv_cache_memory_bytes",
+                parameter="prompt",
+                value=prompt_len,
+            )
+
+    def _provenance(self, params: SamplingParams) -> dict[str, str]:
+        """Say where each set field came from: the request, or the model's generation config."""
+        own = self.sampling_defaults
+        return {
+            name: "generation_config"
+            if own.get(name, _UNSET) == getattr(params, name)
+            else "request"
+            for name in params.fields_set
+        }
+
+
+_UNSET = object()

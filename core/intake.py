@@ -1,0 +1,271 @@
+"""Turn what a caller gives (a prompt in any form, parameters) into a request that can run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..kernels.reference.noise import request_key, seed_key
+from . import absent
+from .build import Parts
+from .detokenizer import TextStream, TokenTexts
+from .errors import ParameterTypeError, ValidationError
+from .outputs import RequestStateStats
+from .param_rules import shown
+from .params import RequestParams, SamplingParams
+from .prompt_logprobs import PromptCollector
+from .request import Request, Sequence as TokenSequence
+from .request_checks import check_prompt, check_request
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as ids, with its text where the caller gave one."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+
+class Intake:
+    """Checks and admits requests of one engine; holds no request itself."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._numbers = itertools.count()
+        self._uids = itertools.count()
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def prompt(
+        self,
+        prompt: Any,
+        *,
+        truncate: int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Read one prompt: text, ids, or a dict with `prompt` or `prompt_token_ids`."""
+        text, ids = _split(prompt)
+        options = dict(tokenization_kwargs or {})
+        options.setdefault("truncate_prompt_tokens", truncate)
+        limit = self.parts.max_model_len
+        if ids is None:
+            assert text is not None
+            if self.parts.tokenizer is None:
+                raise ValidationError(
+                    "prompt is text, but the tokenizer is off (skip_tokenizer_init); give "
+                    "prompt_token_ids",
+                    parameter="prompt",
+                    value=text,
+                )
+            ids = self.parts.tokenizer.encode_prompt(text, max_model_len=limit, **options)
+        elif options.get("truncate_prompt_tokens") is not None:
+            ids = self._cut(list(ids), options)
+        known = self.parts.spec.vocab_size
+        check_prompt(ids, vocab_size=known, max_model_len=limit)
+        return Prompt(tuple(ids), text)
+
+    def _cut(self, ids: list[int], options: Mapping[str, Any]) -> list[int]:
+        from .tokenizer import cut_ids, prompt_limit, truncation_side_of
+
+        limit = prompt_limit(options["truncate_prompt_tokens"], self.parts.max_model_len)
+        side = truncation_side_of(options.get("truncation_side"))
+        return ids if limit is None else cut_ids(ids, limit, side)
+
+    # --- parameters -----------------------------------------------------------------------------
+
+    def params(self, params: Any) -> RequestParams:
+        """Freeze and check one SamplingParams against this engine; the caller's object is untouched."""
+        if not isinstance(params, SamplingParams):
+            raise ParameterTypeError(
+                f"sampling_params must be SamplingParams, got {shown(params)}",
+                parameter="sampling_params",
+                value=params,
+            )
+        parts = self.parts
+        own = params.clone()
+        eos = parts.eos_ids[0] if parts.eos_ids else None
+        own.update_from_generation_config({"eos_token_id": list(parts.eos_ids)}, eos)
+        if parts.tokenizer is not None:
+            own.update_from_tokenizer(parts.tokenizer)
+        elif own.stop or own.bad_words:
+            name = "stop" if own.stop else "bad_words"
+            raise ValidationError(
+                f"{name} needs the tokenizer, which is off (skip_tokenizer_init)",
+                parameter=name,
+                value=getattr(own, name),
+            )
+        absent.check_params(own)
+        frozen = own.snapshot()
+        check_request(
+            frozen,
+            vocab_size=parts.spec.vocab_size,
+            max_logprobs=parts.config.max_logprobs,
+            tokenizer=None,
+        )
+        self._check_allowed(frozen)
+        return frozen
+
+    def _check_allowed(self, params: RequestParams) -> None:
+        size = self.parts.tokenizer_size
+        for token in params.allowed_token_ids or ():
+            if token >= size:
+                raise ValidationError(
+                    f"allowed_token_ids must be made of token ids in [0, {size}), got {token}",
+                    parameter="allowed_token_ids",
+                    value=token,
+                )
+
+    # --- the request ----------------------------------------------------------------------------
+
+    def admit(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: RequestParams,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        provenance: Mapping[str, str] | None = None,
+    ) -> Request:
+        """Plan the chain and make the request with its sequences; nothing runs yet."""
+        parts = self.parts
+        number = next(self._numbers)
+        plan = parts.planner.admit(
+            params,
+            prompt_ids=prompt.ids,
+            stop_ids=tuple(sorted(params.all_stop_token_ids)),
+            provenance=provenance,
+        )
+        parts.chain.program(plan)
+        seed = params.seed
+        key = request_key(parts.config.seed, number) if seed is None else seed_key(seed)
+        now = time.time() if arrival_time is None else arrival_time
+        request = Request(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            params=params,
+            plan=plan,
+            key=key,
+            priority=priority,
+            arrival_time=now,
+            arrival_index=number,
+            output_kind=params.output_kind,
+        )
+        if not parts.config.disable_log_stats:
+            request.metrics = RequestStateStats(arrival_time=now, queued_ts=time.monotonic())
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = PromptCollector(
+                params.prompt_logprobs,
+                prompt.ids,
+                tokenizer=parts.tokenizer if params.detokenize else None,
+                tokenizer_size=parts.tokenizer_size,
+                flat=params.flat_logprobs,
+            )
+        request.sequences = [self._sequence(request, branch) for branch in range(params.n)]
+        for child in request.sequences[1:]:
+            child.fork_from = request.sequences[0]
+        return request
+
+    def _sequence(self, request: Request, branch: int) -> TokenSequence:
+        params = request.params
+        tokenizer = self.parts.tokenizer if params.detokenize else None
+        sequence = TokenSequence(
+            uid=next(self._uids), request=request, branch=branch, prompt_ids=request.prompt_ids
+        )
+        sequence.text = TextStream(
+            tokenizer,
+            request.prompt_ids,
+            stops=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens or 0,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        texts = None if tokenizer is None else TokenTexts(tokenizer)
+        sequence.records = [
+            observer.open(order, texts) for observer, order in request.plan.observers
+        ]
+        return sequence
+
+
+def as_batch(prompts: Any) -> list[Any]:
+    """Return `prompts` as a list of prompts; one prompt (a list of ids included) becomes a list of one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ParameterTypeError(
+            f"prompts must be a prompt or a sequence of prompts, got {shown(prompts)}",
+            parameter="prompts",
+            value=prompts,
+        )
+    items = list(prompts)
+    whole = [isinstance(item, int) and not isinstance(item, bool) for item in items]
+    if items and all(whole):
+        return [items]
+    if any(whole):
+        place = whole.index(True)
+        raise ParameterTypeError(
+            f"prompts[{place}] is the token id {items[place]!r} among prompts of another kind; a "
+            "tokenised prompt is a list of ids",
+            parameter="prompts",
+            value=items[place],
+        )
+    return items
+
+
+def _split(prompt: Any) -> tuple[str | None, Sequence[int] | None]:
+    """Return a prompt's text and ids, one of them at least."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        absent.check_prompt(prompt)
+        unknown = sorted(set(prompt) - _KEYS)
+        if unknown:
+            raise ParameterTypeError(
+                f"a prompt has no key {unknown[0]!r} (known: {', '.join(sorted(_KEYS))})",
+                parameter=str(unknown[0]),
+                value=prompt[unknown[0]],
+            )
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if ids is not None:
+            return text, _ids(ids)
+        if isinstance(text, str):
+            return text, None
+    elif isinstance(prompt, Sequence):
+        return None, _ids(prompt)
+    raise ParameterTypeError(
+        "a prompt must be text, a list of token ids, or a dict with 'prompt' or "
+        f"'prompt_token_ids', got {shown(prompt)}",
+        parameter="prompt",
+        value=prompt,
+    )
+
+
+_KEYS = frozenset(
+    {
+        "prompt",
+        "prompt_token_ids",
+        "token_type_ids",
+        "multi_modal_data",
+        "mm_processor_kwargs",
+        "multi_modal_uuids",
+        "cache_salt",
+        "prompt_embeds",
+    }
+)
+
+
+def _ids(ids: Any) -> list[int]:
+    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    for place, token in enumerate(listed):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ParameterTypeError(
+                f"prompt_token_ids[{place}] must be an integer, got {shown(token)}",
+                parameter="prompt_token_ids",
+                value=token,
+            )
+    return listed

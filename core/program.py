@@ -1,0 +1,148 @@
+"""A program: a plan without its numbers, cut into dense and ranked segments; shared by equal chains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .stage import CutStage, Form, Kind, Need, Stage, Tap
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One stage of a program with the object that runs it."""
+
+    index: int  # place in the plan's entries
+    stage: Stage
+    instance: str
+    mode: Any
+    min_keep: bool
+    guarded: bool  # checked for resurrected tokens after it ran
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def is_cut(self) -> bool:
+        return isinstance(self.stage, CutStage)
+
+
+class Segment(NamedTuple):
+    """Neighbouring elements that run in one way."""
+
+    elements: tuple[Element, ...]
+    ranked: bool
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """A compiled chain, shared by all requests whose plans have the same structure."""
+
+    segments: tuple[Segment, ...]
+    picker: Element
+    observers: tuple[tuple[Any, Any], ...]
+    taps: frozenset[Tap]
+    has_cut: bool
+    mutates: bool  # some segment writes the dense row
+    hides: bool  # a mask could cover a broken logit before it is seen
+    last_mask: int  # number of leading segments after which the masks are done
+    needs_seen: bool
+    stateful: tuple[int, ...]
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """Every element but the picker, in order."""
+        return tuple(itertools.chain.from_iterable(part.elements for part in self.segments))
+
+
+def compile_program(plan: Plan, fusion: bool = True) -> Program:
+    """Turn a plan's entries into a program."""
+    elements = [
+        Element(
+            index=index,
+            stage=entry.stage.prototype(),
+            instance=entry.instance,
+            mode=_mode(entry.stage, entry.params),
+            min_keep=getattr(entry.params, "min_keep", 1) > 1,
+            guarded=entry.guarded,
+        )
+        for index, entry in enumerate(plan.entries)
+    ]
+    *body, picker = elements
+    segments = _segments(body, fusion)
+    masks = [
+        number
+        for number, segment in enumerate(segments)
+        if any(part.stage.kind in (Kind.MASK, Kind.FORCE) for part in segment.elements)
+    ]
+    taps = frozenset(tap for observer, order in plan.observers for tap in observer.taps(order))
+    return Program(
+        segments=tuple(segments),
+        picker=picker,
+        observers=tuple(plan.observers),
+        taps=taps,
+        has_cut=any(part.stage.kind is Kind.CUT for part in body),
+        mutates=any(not part.ranked for part in segments) or len(segments) > 1 or Tap.FINAL in taps,
+        hides=bool(masks),
+        last_mask=masks[-1] + 1 if masks else 0,
+        needs_seen=any(Need.COUNTS in entry.stage.caps.needs for entry in plan.entries),
+        stateful=tuple(
+            index
+            for index, entry in enumerate(plan.entries)
+            if entry.stage.accept is not Stage.accept
+        ),
+    )
+
+
+def _mode(stage: type[Stage], params: Any) -> Any:
+    return stage.mode(params) if issubclass(stage, CutStage) else stage.structure(params)
+
+
+def _segments(body: Sequence[Element], fusion: bool) -> list[Segment]:
+    """Split at the border between dense and ranked runs, and after the last mask."""
+    segments: list[Segment] = []
+    run: list[Element] = []
+    place = 0
+    while place < len(body):
+        end = _ranked_end(body, place) if fusion else place
+        if end > place:
+            if run:
+                segments.append(Segment(tuple(run), ranked=False))
+                run = []
+            segments.append(Segment(tuple(body[place:end]), ranked=True))
+            place = end
+            continue
+        if run and _is_mask(run[-1]) != _is_mask(body[place]):
+            segments.append(Segment(tuple(run), ranked=False))
+            run = []
+        run.append(body[place])
+        place += 1
+    if run:
+        segments.append(Segment(tuple(run), ranked=False))
+    return segments
+
+
+def _is_mask(element: Element) -> bool:
+    return element.stage.kind in (Kind.MASK, Kind.FORCE)
+
+
+def _ranked_end(body: Sequence[Element], start: int) -> int:
+    """Return the end of the longest run from `start` of monotone shapes and cuts, with a cut."""
+    end = start
+    last = start
+    while end < len(body):
+        stage = body[end].stage
+        cut = isinstance(stage, CutStage) and stage.caps.keeps_top_segment
+        if not cut and not (stage.caps.monotone and stage.form is Form.ELEMENTWISE):
+            break
+        end += 1
+        if cut:
+            last = end
+    # Shapes after the last cut ride along: they see the same columns.
+    return end if last > start else start

@@ -1,0 +1,418 @@
+"""The set of plugins of one engine: load them, settle who owns which name, and list them.
+
+Loading never stops at a broken plugin: it is quarantined with its error, one warning tells, and
+whoever asks for its stage gets that error. A contested name goes to the built-in, then to what was
+asked for explicitly, then to the first distribution by name; the other side is reported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType, ModuleType
+from typing import Any, NoReturn
+
+from . import offers
+from .discovery import PACKAGE, Origin, Selection, Source, find, fold, of_object
+from .errors import ChainError, PluginError, did_you_mean
+from .naming import Settled, settle_names
+from .offers import Plugin
+from .order import Constraints, settle
+from .stage import ApiRange, CommandSpec, Finding, Observer, Picker, Profile, Stage, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One line of `decodekit plugin list`."""
+
+    name: str
+    distribution: str | None  # None for built-ins and for what was handed over in this process
+    version: str | None
+    api: ApiRange | None  # None if it offers no stage
+    hooks: tuple[str, ...]
+    stages: tuple[str, ...]
+    state: str  # "active" | "blocked" | "quarantined" | "shadowed"
+    reason: str = ""
+    built_in: bool = False
+
+
+class Registry:
+    """Names and what they stand for. Make one with `Registry.load`; `register` adds to this one only.
+
+    Every view is read-only and in one order, whatever order things were installed in.
+    """
+
+    def __init__(self, denied: Iterable[str] = ()) -> None:
+        self._manager = offers.new_manager()
+        self._plugins: list[Plugin] = []
+        self._denied = tuple(denied)
+        self._serial = 0
+        self._generation = 0
+        self._settled = Settled()
+        self._constraints = Constraints()
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        plugins: Sequence[object] = (),
+        autoload: bool = True,
+        strict: bool = False,
+        catalogue: Sequence[str | ModuleType] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Registry:
+        """Load the built-ins, then every selected plugin.
+
+        `plugins` holds names ("acme", an entry point, a module or a distribution), "no:name",
+        "./file.py", classes, objects and modules. `autoload=False` loads no entry point but those
+        named. DECODEKIT_PLUGINS, if set, lists the entry points that may load (empty: none).
+
+        Raises PluginError for an unknown name, for a broken built-in, file or object, and with
+        `strict` for anything that is quarantined or shadowed.
+        """
+        selection = Selection.parse(plugins)
+        if catalogue is None:
+            catalogue = importlib.import_module(".plugins.catalogue", PACKAGE).BUILT_INS
+        sources = find(
+            selection,
+            catalogue=catalogue,
+            autoload=autoload,
+            environ=os.environ if environ is None else environ,
+        )
+        registry = cls(selection.denied)
+        registry._plugins = [registry._load(source) for source in sources]
+        registry._settle()
+        registry._refuse_unknown_denials()
+        registry._report(strict)
+        return registry
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def register(self, plugin: object) -> None:
+        """Add a Stage or Picker class, a Stop, Observer or Profile object, or a module with hooks.
+
+        Registering the same thing again does nothing; a class that was defined again replaces its
+        former self. Raises PluginError if it cannot be loaded or its name is taken.
+        """
+        if self._registered(plugin) is not None:
+            return
+        source = of_object(plugin)
+        former = [mine for mine in self._plugins if _is_redefined(mine, source, plugin)]
+        kept = [mine for mine in self._plugins if mine not in former]
+        before = self._plugins
+        added = self._load(source)
+        self._plugins = sorted([*kept, added], key=lambda mine: mine.source.rank)
+        try:
+            self._settle()
+            self._refuse_faults_of(added)
+        except PluginError:
+            offers.unload(self._manager, added)
+            self._plugins = before
+            self._settle()
+            raise
+        for mine in former:
+            offers.unload(self._manager, mine)
+
+    def unregister(self, plugin: object) -> None:
+        """Take out what `register` added, given itself or by name; running requests keep theirs.
+
+        Raises PluginError if there is no such plugin, or if it was not added by `register`.
+        """
+        mine = self._registered(plugin)
+        if mine is None:
+            raise PluginError(f"{plugin!r} is not registered with this engine")
+        self._plugins = [other for other in self._plugins if other is not mine]
+        offers.unload(self._manager, mine)
+        self._settle()
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def stage(self, name: str) -> type[Stage]:
+        """Return the stage or picker called `name`, or so by an alias.
+
+        Raises ChainError with a suggestion, or with the reason why the stage is not available.
+        """
+        found = self._settled.stage_names.get(name)
+        if found is not None:
+            return found
+        self._refuse_stage(name)
+
+    @property
+    def stages(self) -> Mapping[str, type[Stage]]:
+        """Every stage, pickers included, by name."""
+        return self._view("stage")
+
+    @property
+    def pickers(self) -> Mapping[str, type[Picker]]:
+        """The pickers, by name."""
+        pickers = {name: stage for name, stage in self.stages.items() if issubclass(stage, Picker)}
+        return MappingProxyType(pickers)
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """The stop conditions, in the order in which they are asked."""
+        stops: Iterable[Stop] = self._view("stop").values()
+        return tuple(sorted(stops, key=lambda stop: (stop.rank, stop.name)))
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """The observers."""
+        return tuple(self._view("observer").values())
+
+    @property
+    def drivers(self) -> Mapping[str, Any]:
+        """The drivers, by name."""
+        return self._view("driver")
+
+    @property
+    def constraint_backends(self) -> Mapping[str, Any]:
+        """The grammar compilers, by name."""
+        return self._view("constraint backend")
+
+    @property
+    def attention_backends(self) -> tuple[Any, ...]:
+        """The attention implementations, best first."""
+        return tuple(self._view("attention backend").values())
+
+    @property
+    def profiles(self) -> Mapping[str, Profile]:
+        """The named default chains."""
+        return self._view("profile")
+
+    @property
+    def commands(self) -> tuple[CommandSpec, ...]:
+        """The sub-commands."""
+        return tuple(self._view("command").values())
+
+    @property
+    def fields(self) -> Mapping[str, tuple[type[Stage], str]]:
+        """Request field -> the stage it expands to and that stage's parameter."""
+        return MappingProxyType(self._settled.fields)
+
+    @property
+    def lost_fields(self) -> Mapping[str, str]:
+        """Request fields whose stage is not available -> why."""
+        return MappingProxyType(self._settled.lost_fields)
+
+    @property
+    def constraints(self) -> Constraints:
+        """The before/after of all stages, without contradictions."""
+        return self._constraints
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else a blocked name takes away, and order wishes that contradict each other."""
+        return (*self._settled.notes, *self._constraints.conflicts)
+
+    @property
+    def generation(self) -> int:
+        """A number that changes whenever the set of plugins does."""
+        return self._generation
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every active plugin with versions; two processes with equal ones run alike."""
+        lines = []
+        for plugin in self._plugins:
+            own = sorted(
+                f"{item.kind}:{item.name}:{getattr(item.thing, 'version', '')}"
+                for item in plugin.items
+                if self._settled.fault(plugin, item) is None
+            )
+            source = plugin.source
+            lines.append(f"{source.distribution} {source.version} {source.name} {own}")
+        return blake2b("\n".join(sorted(lines)).encode(), digest_size=8).hexdigest()
+
+    def built_in(self, stage: type[Stage]) -> bool:
+        """Say whether a stage class comes from the catalogue."""
+        return stage in self._settled.built_ins
+
+    def plugins(self) -> list[PluginInfo]:
+        """Return every plugin that was found, active or not, and why not."""
+        return [self._info(plugin) for plugin in self._plugins]
+
+    def doctor(self) -> list[Finding]:
+        """Report what is wrong with the set, and what each plugin's own self-check says."""
+        findings = []
+        levels = {"quarantined": "error", "shadowed": "warn", "blocked": "info"}
+        for info in self.plugins():
+            if info.state in levels:
+                remedy = f"block it with no:{info.name}" if info.state == "quarantined" else ""
+                text = f"plugin {info.name!r} is {info.state}: {info.reason}"
+                findings.append(Finding(levels[info.state], text, remedy))
+        findings += [Finding("info", note) for note in self._settled.notes]
+        findings += [Finding("warn", note) for note in self._constraints.conflicts]
+        for plugin in self._plugins:
+            findings += [
+                Finding("warn", f"plugin {plugin.source.name!r}: {note}") for note in plugin.notes
+            ]
+            if plugin.subject is not None and offers.DOCTOR in plugin.hooks:
+                findings += self._self_check(plugin)
+        return findings
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _registered(self, thing: object) -> Plugin | None:
+        for plugin in self._plugins:
+            if plugin.source.origin is not Origin.IN_PROCESS:
+                continue
+            names = plugin.source.names.union(*(map(fold, item.names) for item in plugin.items))
+            if plugin.source.load() is thing or (isinstance(thing, str) and fold(thing) in names):
+                return plugin
+        return None
+
+    def _view(self, kind: str) -> Mapping[str, Any]:
+        return MappingProxyType(self._settled.active.get(kind, {}))
+
+    def _load(self, source: Source) -> Plugin:
+        # A blocked built-in is loaded all the same: it is ours, and its names are then known.
+        if source.refusal is not None and source.origin is not Origin.BUILT_IN:
+            return Plugin(source)
+        self._serial += 1
+        plugin = offers.load(self._manager, source, self._serial)
+        if plugin.failure is not None and source.origin is not Origin.ENTRY_POINT:
+            kind = "built-in plugin" if source.origin is Origin.BUILT_IN else "plugin"
+            raise PluginError(
+                f"{kind} {source.name!r} cannot be loaded: {_brief(plugin.failure)}"
+            ) from plugin.failure
+        return plugin
+
+    def _settle(self) -> None:
+        settled = settle_names(self._plugins, self._denied)
+        stages = settled.active.get("stage", {}).values()
+        owners = {
+            item.thing: plugin.source.label
+            for plugin in self._plugins
+            for item in plugin.items
+            if item.kind == "stage"
+        }
+        self._constraints = settle(
+            stages, owner=owners.__getitem__, is_built_in=settled.built_ins.__contains__
+        )
+        self._settled = settled
+        self._generation += 1
+
+    def _refuse_unknown_denials(self) -> None:
+        known = {name for plugin in self._plugins for name in plugin.source.names}
+        known |= {fold(n) for plugin in self._plugins for item in plugin.items for n in item.names}
+        for name in self._denied:
+            if fold(name) not in known:
+                hint = did_you_mean(fold(name), sorted(known))
+                raise PluginError(f"plugins: no:{name} blocks nothing that is known{hint}")
+
+    def _refuse_faults_of(self, plugin: Plugin) -> None:
+        for item in plugin.items:
+            fault = self._settled.fault(plugin, item)
+            if fault is not None:
+                raise PluginError(f"{item.kind} {item.name!r} cannot be used: {fault.reason}")
+
+    def _report(self, strict: bool) -> None:
+        for plugin in self._plugins:
+            if plugin.source.origin is not Origin.ENTRY_POINT and plugin.source.refusal is None:
+                self._refuse_faults_of_own(plugin)
+        lost = [info for info in self.plugins() if info.state in ("quarantined", "shadowed")]
+        troubles = [f"{info.name} ({info.state}: {info.reason})" for info in lost]
+        troubles += self._constraints.conflicts
+        if not troubles:
+            return
+        text = f"plugin trouble: {'; '.join(troubles)}"
+        if strict:
+            failures = [plugin.failure for plugin in self._plugins if plugin.failure is not None]
+            raise PluginError(text) from (failures[0] if failures else None)
+        warnings.warn(f"{text} (see `decodekit doctor`)", RuntimeWarning, stacklevel=3)
+
+    def _refuse_faults_of_own(self, plugin: Plugin) -> None:
+        """What was asked for outright, and what is ours, is not quarantined but refused."""
+        for item in plugin.items:
+            fault = self._settled.fault(plugin, item)
+            if fault is not None and fault.state != "blocked":
+                raise PluginError(
+                    f"{item.kind} {item.name!r} of {plugin.source.label} cannot be used: "
+                    f"{fault.reason}"
+                )
+
+    def _refuse_stage(self, name: str) -> NoReturn:
+        for plugin in self._plugins:
+            for item in plugin.items:
+                if item.kind == "stage" and name in item.names:
+                    fault = self._settled.fault(plugin, item)
+                    if fault is not None:
+                        raise ChainError(
+                            f"stage {name!r} is {fault.state}: {fault.reason}",
+                            parameter="chain",
+                            value=name,
+                        )
+        failed = [plugin for plugin in self._plugins if plugin.failure is not None]
+        prefix = fold(name).partition(".")[0]
+        for plugin in failed:
+            if any(f"_{prefix}_" in f"_{name.replace('.', '_')}_" for name in plugin.source.names):
+                raise ChainError(
+                    f"stage {name!r} is not available, since the plugin {plugin.source.label} "
+                    f"cannot be loaded: {_brief(plugin.failure)}",
+                    parameter="chain",
+                    value=name,
+                ) from plugin.failure
+        hint = did_you_mean(name, self._settled.stage_names)
+        if failed and not hint:
+            hint = f"; quarantined plugins: {', '.join(plugin.source.name for plugin in failed)}"
+        raise ChainError(f"unknown stage {name!r}{hint}", parameter="chain", value=name)
+
+    def _info(self, plugin: Plugin) -> PluginInfo:
+        source = plugin.source
+        faults = [
+            (item, fault)
+            for item in plugin.items
+            if (fault := self._settled.fault(plugin, item)) is not None
+        ]
+        state, reason = "active", "; ".join(plugin.notes)
+        if source.refusal is not None:
+            state, reason = source.refusal.state, source.refusal.reason
+        elif plugin.failure is not None:
+            state, reason = "quarantined", _brief(plugin.failure)
+        elif faults:
+            reason = "; ".join(
+                f"{item.kind} {item.name!r}: {fault.reason}" for item, fault in faults
+            )
+            states = {fault.state for _, fault in faults}
+            if "quarantined" in states:
+                state = "quarantined"
+            elif "shadowed" in states:
+                state = "shadowed"
+            elif len(faults) == len(plugin.items):
+                state = "blocked"
+        return PluginInfo(
+            name=source.name,
+            distribution=source.distribution,
+            version=source.version,
+            api=plugin.api,
+            hooks=plugin.hooks,
+            stages=tuple(stage.name for stage in plugin.stages),
+            state=state,
+            reason=reason,
+            built_in=source.origin is Origin.BUILT_IN,
+        )
+
+    def _self_check(self, plugin: Plugin) -> list[Finding]:
+        try:
+            found = offers.ask(self._manager, plugin, offers.DOCTOR)
+        except (Exception, SystemExit) as error:
+            text = f"the self-check of plugin {plugin.source.name!r} failed: {_brief(error)}"
+            return [Finding("error", text)]
+        return [item for item in found if isinstance(item, Finding)]
+
+
+def _is_redefined(mine: Plugin, source: Source, plugin: object) -> bool:
+    """Say whether `plugin` is `mine` defined once more, as when a notebook's cell runs again."""
+    if mine.source.origin is not Origin.IN_PROCESS or mine.source.name != source.name:
+        return False
+    old = mine.source.load()
+    return type(old) is not type(plugin) or isinstance(plugin, type)
+
+
+def _brief(error: BaseException | None) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

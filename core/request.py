@@ -1,0 +1,100 @@
+"""A request and its sequences: tokens, status, slot, and why they ended."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .params import RequestParams
+
+
+class Status(Enum):
+    """Where a sequence stands; changed by the scheduler alone."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One growing list of tokens of a request; `prompt_ids` never change, `output_ids` only grow."""
+
+    uid: int  # unique in the engine, never reused
+    request: Request
+    branch: int  # index among the request's sequences, and part of the noise address
+    prompt_ids: tuple[int, ...]
+    output_ids: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    slot: int = -1  # set by the scheduler while running
+    blocks: list[int] = field(default_factory=list)  # set by the scheduler
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    fork_from: Sequence | None = None  # set while the prompt of another branch is being computed
+    epoch: int = -1  # set by the chain each time the sequence's state is opened
+    states: list[Any] = field(default_factory=list)  # set by the chain, one per plan entry
+    records: list[Any] = field(default_factory=list)  # set by the engine, one per observer
+    text: Any = None  # core.detokenizer.TextStream, set by the engine
+    num_sent: int = 0  # output tokens that a delta has carried
+    is_reported: bool = False  # its last output is out
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> int:
+        """The 64-bit key of the request's noise."""
+        return self.request.key
+
+    @property
+    def plan(self) -> Any:
+        """The request's plan."""
+        return self.request.plan
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.status is Status.FINISHED
+
+    def token_range(self, start: int, end: int) -> abc.Sequence[int]:
+        """Return tokens [start, end) of prompt and output together."""
+        prompt = len(self.prompt_ids)
+        if start >= prompt:
+            return self.output_ids[start - prompt : end - prompt]
+        if end <= prompt:
+            return self.prompt_ids[start:end]
+        return [*self.prompt_ids[start:], *self.output_ids[: end - prompt]]
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What a caller asked for: a prompt, frozen parameters, and one sequence for each answer."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: tuple[int, ...]
+    params: RequestParams
+    plan: Any  # core.plan.Plan
+    key: int
+    priority: int
+    arrival_time: float  # seconds, wall clock
+    arrival_index: int
+    sequences: list[Sequence] = field(default_factory=list)
+    output_kind: Any = None
+    prompt_logprobs: Any = None  # collected by the engine while the prompt is computed
+    metrics: Any = None
+    is_reported: bool = (
+        False  # what is told once is out: the final output, a delta's prompt log-probs
+    )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence ended."""
+        return all(sequence.is_finished for sequence in self.sequences)

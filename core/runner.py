@@ -1,0 +1,95 @@
+"""Run one scheduled step on the device: flat tokens, forward, logits, chain. Knows no queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .chain import ChainRunner, StepResult
+from .models.config import CausalLM
+from .request import Sequence as TokenSequence
+from .scheduler import Schedule
+from .stage import AttentionBackend, AttentionPlan
+
+PROMPT_ROWS = 128  # prompt positions whose logits are held at once
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """The sequences that got a token in this step, and the tokens."""
+
+    sampled: list[TokenSequence]
+    result: StepResult
+
+
+class Runner:
+    """Owns the model and the cache of one engine."""
+
+    def __init__(self, model: CausalLM, backend: AttentionBackend, chain: ChainRunner) -> None:
+        self.model = model
+        self.backend = backend
+        self.chain = chain
+        self.device = model.spec.device
+
+    @torch.inference_mode()
+    def run(self, schedule: Schedule) -> StepOutcome:
+        """Compute the scheduled tokens and choose the next one of each sequence that is complete."""
+        work = schedule.work
+        hidden = self._forward(work)  # [T, hidden]
+        sampled: list[TokenSequence] = []
+        last_rows: list[int] = []
+        start = 0
+        for sequence, count in work:
+            done = sequence.num_computed + count
+            collector = sequence.request.prompt_logprobs
+            if collector is not None and sequence.branch == 0:
+                self._collect(collector, sequence, hidden[start : start + count])
+            start += count
+            if done == sequence.num_tokens:
+                sampled.append(sequence)
+                last_rows.append(start - 1)
+            sequence.num_computed = done
+        if not sampled:
+            return StepOutcome([], StepResult([]))
+        rows = hidden if len(last_rows) == hidden.shape[0] else hidden[last_rows]
+        return StepOutcome(sampled, self.chain.run(sampled, self.model.logits(rows)))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy cache blocks (source, target)."""
+        with torch.inference_mode():
+            self.backend.copy_blocks(pairs)
+
+    def _forward(self, work: Sequence[tuple[TokenSequence, int]]) -> Tensor:
+        ids: list[int] = []
+        positions: list[int] = []
+        counts: list[int] = []
+        ends: list[int] = []
+        for sequence, count in work:
+            begin = sequence.num_computed
+            ids.extend(sequence.token_range(begin, begin + count))
+            positions.extend(range(begin, begin + count))
+            counts.append(count)
+            ends.append(begin + count)
+        plan = AttentionPlan(counts, ends, [sequence.blocks for sequence, _ in work])
+        return self.model.forward(
+            torch.tensor(ids, dtype=torch.int64, device=self.device),
+            torch.tensor(positions, dtype=torch.int64, device=self.device),
+            self.backend.begin(plan),
+        )
+
+    def _collect(self, collector: Any, sequence: TokenSequence, hidden: Tensor) -> None:
+        """Hand the raw logits of prompt positions to the collector, a few rows at a time."""
+        prompt = sequence.prompt_ids
+        first = sequence.num_computed  # hidden[i] predicts the token at first + i + 1
+        begin = max(collector.next_position - 1 - first, 0)
+        end = min(hidden.shape[0], len(prompt) - 1 - first)
+        for low in range(begin, end, PROMPT_ROWS):
+            high = min(low + PROMPT_ROWS, end)
+            targets = torch.tensor(
+                prompt[first + low + 1 : first + high + 1], dtype=torch.int64, device=self.device
+            )
+            collector.add(self.model.logits(hidden[low:high]).float(), targets)

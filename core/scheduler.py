@@ -1,0 +1,189 @@
+"""Choose what runs in a step: continuous batching under a token budget, chunks, preemption.
+
+Knows sequences, slots and block numbers; knows no tensors.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from .kv_cache import BlockPool
+from .request import Sequence, Status
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's work: each sequence with how many of its tokens are computed."""
+
+    work: list[tuple[Sequence, int]] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)  # got a slot in this step
+    starved: list[Sequence] = field(default_factory=list)  # can never get another block
+
+
+class Scheduler:
+    """Waiting and running sequences.
+
+    Both lists are in the order (priority, arrival, branch); running ones come first. When blocks
+    run out the last of the running sequences gives its blocks back and computes its tokens again
+    later.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        chunked_prefill: bool = True,
+        by_priority: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunked_prefill = chunked_prefill
+        self.by_priority = by_priority
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._ran_out = False  # blocks ran out in this step, so nobody new is let in
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        sequence.status = Status.WAITING
+        bisect.insort(self.waiting, sequence, key=self._rank)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, whatever it was doing, and free what it holds."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+        sequence.status = Status.FINISHED
+
+    def schedule(self) -> Schedule:
+        """Plan one step and allocate its blocks."""
+        step = Schedule()
+        self._ran_out = False
+        budget = self.max_num_batched_tokens
+        place = 0
+        while place < len(self.running) and budget > 0:
+            sequence = self.running[place]
+            count = min(sequence.num_tokens - sequence.num_computed, budget)
+            if not self._grow(sequence, count, step):
+                continue  # this sequence left the list, so its place holds the next one
+            step.work.append((sequence, count))
+            budget -= count
+            place += 1
+        if not self._ran_out:
+            self._admit(step, budget)
+        return step
+
+    def fork_children(self, parent: Sequence) -> list[tuple[int, int]]:
+        """Give each waiting branch of `parent` the blocks of the prompt that `parent` has computed.
+
+        Whole blocks are shared, the last partial one is to be copied, and the last prompt token is
+        computed once more by the branch. Where no block is free the branch computes by itself.
+        Returns the blocks to copy, as (source, target).
+        """
+        copies: list[tuple[int, int]] = []
+        keep = len(parent.prompt_ids) - 1
+        whole, rest = divmod(keep, self.pool.block_size)
+        for child in parent.request.sequences:
+            if child.fork_from is not parent:
+                continue
+            child.fork_from = None
+            fresh = self.pool.allocate(1) if rest else []
+            if child.status is not Status.WAITING or keep < 1 or fresh is None:
+                self.pool.free(fresh or [])
+                continue
+            child.blocks = self.pool.share(parent.blocks[:whole]) + fresh
+            child.num_computed = keep
+            if rest:
+                copies.append((parent.blocks[whole], fresh[0]))
+        return copies
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _rank(self, sequence: Sequence) -> tuple[int, int, int]:
+        request = sequence.request
+        priority = request.priority if self.by_priority else 0
+        return priority, request.arrival_index, sequence.branch
+
+    def _grow(self, sequence: Sequence, count: int, step: Schedule) -> bool:
+        """Allocate blocks for `count` more tokens, preempting others; False if it cannot run now."""
+        need = self.pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
+        while need > 0:
+            blocks = self.pool.allocate(need)
+            if blocks is not None:
+                sequence.blocks += blocks
+                break
+            self._ran_out = True
+            if self._reclaim_waiting():
+                continue
+            victim = self.running[-1]
+            if victim is sequence and len(self.running) == 1:
+                self.finish(sequence)
+                step.starved.append(sequence)
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.num_preemptions += 1
+        self.running.remove(victim)
+        self._release(victim)
+        self.add(victim)
+
+    def _reclaim_waiting(self) -> bool:
+        """Take back blocks that a waiting branch was given in advance."""
+        for sequence in reversed(self.waiting):
+            if sequence.blocks:
+                self.pool.free(sequence.blocks)
+                sequence.blocks = []
+                sequence.num_computed = 0
+                return True
+        return False
+
+    def _admit(self, step: Schedule, budget: int) -> None:
+        place = 0
+        while place < len(self.waiting) and budget > 0 and self._free_slots:
+            sequence = self.waiting[place]
+            if sequence.fork_from is not None and not sequence.fork_from.is_finished:
+                place += 1  # its prompt is on the way in another branch
+                continue
+            count = sequence.num_tokens - sequence.num_computed
+            if count > budget:
+                if not self.chunked_prefill and step.work:
+                    break
+                count = min(count, budget) if self.chunked_prefill else count
+            need = self.pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
+            blocks = self.pool.allocate(max(need, 0))
+            if blocks is None:
+                if not self.running and self._reclaim_waiting():
+                    continue
+                break
+            del self.waiting[place]
+            sequence.blocks += blocks
+            sequence.slot = self._free_slots.pop()
+            sequence.status = Status.RUNNING
+            bisect.insort(self.running, sequence, key=self._rank)
+            step.admitted.append(sequence)
+            step.work.append((sequence, count))
+            budget -= count
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_computed = 0
+        if sequence.slot >= 0:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = -1

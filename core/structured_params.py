@@ -1,0 +1,274 @@
+"""The objects inside or beside SamplingParams: constraints, repetition detection, beam search.
+
+Each is a dataclass checked when it is made; an unknown keyword is refused with a suggestion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from .errors import ValidationError
+from .param_rules import (
+    Rule,
+    count,
+    flag,
+    one_of,
+    real,
+    refuse,
+    refuse_type,
+    refuse_unknown,
+    shown,
+    strings,
+    text,
+)
+
+if TYPE_CHECKING:
+    from .params import SamplingParams
+
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+EARLY_STOPPING = "True, False or 'never'"
+
+
+class KnownKeywords:
+    """Base of a dataclass of parameters: an unknown keyword is refused before anything else."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        if kwargs:
+            refuse_unknown(cls.__name__, kwargs, public_fields(cls))
+        return super().__new__(cls)
+
+
+def public_fields(cls: type) -> list[str]:
+    """The names that the constructor of the dataclass `cls` takes, in order."""
+    return [item.name for item in fields(cls) if item.init]
+
+
+def apply_rules(owner: object, rules: dict[str, Rule]) -> None:
+    """Replace each named attribute by what its rule makes of it."""
+    for name, rule in rules.items():
+        setattr(owner, name, rule(getattr(owner, name)))
+
+
+@dataclass
+class StructuredOutputsParams(KnownKeywords):
+    """What the output must look like: exactly one of the first six is set.
+
+    `StructuredOutputsParams(choice=["yes", "no"])`, `StructuredOutputsParams(json=MyModel)`.
+    """
+
+    json: str | dict[str, Any] | type | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    backend: str | None = None
+    strict: bool = True
+    format: str = "annotation"
+    # Set by the engine when the constraint is compiled.
+    _backend: str | None = field(default=None, init=False, repr=False, compare=False)
+    _backend_was_auto: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValidationError(
+                f"structured_outputs needs exactly one of {', '.join(CONSTRAINTS)}, "
+                f"got {' and '.join(given) or 'none'}",
+                parameter="structured_outputs",
+                value=given,
+            )
+        apply_rules(self, _STRUCTURED_RULES)
+
+    def all_constraints_none(self) -> bool:
+        """Say whether no constraint is set."""
+        return all(getattr(self, name) is None for name in CONSTRAINTS)
+
+    def all_non_structural_tag_constraints_none(self) -> bool:
+        """Say whether no constraint but the structural tag is set."""
+        return all(getattr(self, name) is None for name in CONSTRAINTS[:-1])
+
+
+@dataclass
+class RepetitionDetectionParams(KnownKeywords):
+    """End a request whose last `min_count` blocks of a length up to `max_pattern_size` are equal.
+
+    A `max_pattern_size` of 0 is off; a `min_pattern_size` of 0 is read as 1.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        apply_rules(self, _REPETITION_RULES)
+        if self.min_pattern_size > self.max_pattern_size:
+            refuse(
+                "min_pattern_size",
+                self.min_pattern_size,
+                f"at most max_pattern_size ({self.max_pattern_size})",
+            )
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            refuse("min_count", self.min_count, "an integer >= 2 when max_pattern_size is set")
+
+
+@dataclass
+class BeamSearchParams(KnownKeywords):
+    """What `LLM.beam_search` takes; see `profile` for whose scoring rules are followed."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    profile: str = "default"
+    early_stopping: bool | str | None = None
+    sampling_params: SamplingParams | None = None
+
+    def __post_init__(self) -> None:
+        apply_rules(self, _BEAM_RULES)
+
+
+@dataclass
+class StructuredOutputsConfig(KnownKeywords):
+    """The engine's side of structured outputs: which backend, and what it may assume."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
+    enable_in_reasoning: bool = False
+
+    def __post_init__(self) -> None:
+        apply_rules(self, _CONFIG_RULES)
+
+
+def early_stopping(name: str, *, optional: bool = False) -> Rule:
+    """True, False or "never"; None passes when `optional`."""
+    allowed = f"None, {EARLY_STOPPING}" if optional else EARLY_STOPPING
+
+    def check(value: Any) -> bool | str | None:
+        if value is True or value is False or (value is None and optional):
+            return value
+        if not isinstance(value, str):
+            refuse_type(name, value, allowed)
+        if value != "never":
+            refuse(name, value, allowed)
+        return value
+
+    return check
+
+
+def structured_outputs(value: Any) -> StructuredOutputsParams | None:
+    """Normalise the field: the object, a dict of its fields, or a pydantic model class."""
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if isinstance(value, dict):
+        return StructuredOutputsParams(**value)
+    if is_model_class(value):
+        return StructuredOutputsParams(json=value)
+    refuse_type(
+        "structured_outputs",
+        value,
+        "a StructuredOutputsParams, a dict of its fields or a pydantic model class",
+    )
+
+
+def repetition_detection(value: Any) -> RepetitionDetectionParams | None:
+    """Normalise the field of SamplingParams: the object or a dict of its fields."""
+    if value is None or isinstance(value, RepetitionDetectionParams):
+        return value
+    if isinstance(value, dict):
+        return RepetitionDetectionParams(**value)
+    refuse_type(
+        "repetition_detection", value, "a RepetitionDetectionParams or a dict of its fields"
+    )
+
+
+def is_model_class(value: object) -> bool:
+    """Say whether `value` is a pydantic model class, without importing pydantic."""
+    return isinstance(value, type) and hasattr(value, "model_json_schema")
+
+
+def _json(value: Any) -> Any:
+    if value is None or isinstance(value, (str, dict)) or is_model_class(value):
+        return value
+    refuse_type("json", value, "a JSON schema (text or dict) or a pydantic model class")
+
+
+def _choice(value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    chosen: list[str] = strings("choice")(value)
+    if not chosen:
+        refuse("choice", value, "a non-empty list of strings")
+    return chosen
+
+
+def _grammar(value: Any) -> str | None:
+    grammar: str | None = text("grammar", optional=True)(value)
+    if grammar is not None and not grammar.strip():
+        refuse("grammar", value, "a grammar that is not blank")
+    return grammar
+
+
+def _json_object(value: Any) -> bool | None:
+    if value is False:
+        raise ValidationError(
+            f"json_object must be True or left out, got {shown(value)}",
+            parameter="json_object",
+            value=value,
+        )
+    chosen: bool | None = flag("json_object", optional=True)(value)
+    return chosen
+
+
+def _sampling_params(value: Any) -> Any:
+    # Duck-typed: params.py imports this file.
+    if value is None or hasattr(value, "fields_set"):
+        return value
+    refuse_type("sampling_params", value, "a SamplingParams or None")
+
+
+_STRUCTURED_RULES: dict[str, Rule] = {
+    "json": _json,
+    "regex": text("regex", optional=True, empty=True),
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": _json_object,
+    "structural_tag": text("structural_tag", optional=True),
+    "disable_any_whitespace": flag("disable_any_whitespace"),
+    "disable_additional_properties": flag("disable_additional_properties"),
+    "whitespace_pattern": text("whitespace_pattern", optional=True),
+    "backend": text("backend", optional=True),
+    "strict": flag("strict"),
+    "format": one_of("format", ("annotation", "assert")),
+}
+_REPETITION_RULES: dict[str, Rule] = {
+    name: count(name, 0) for name in ("max_pattern_size", "min_pattern_size", "min_count")
+}
+_BEAM_RULES: dict[str, Rule] = {
+    "beam_width": count("beam_width", 1),
+    "max_tokens": count("max_tokens", 1),
+    "ignore_eos": flag("ignore_eos"),
+    "temperature": real("temperature", 0.0, float("inf")),
+    "length_penalty": real("length_penalty", float("-inf"), float("inf")),
+    "include_stop_str_in_output": flag("include_stop_str_in_output"),
+    "profile": text("profile"),
+    "early_stopping": early_stopping("early_stopping", optional=True),
+    "sampling_params": _sampling_params,
+}
+_CONFIG_RULES: dict[str, Rule] = {
+    "backend": text("backend"),
+    "disable_any_whitespace": flag("disable_any_whitespace"),
+    "disable_additional_properties": flag("disable_additional_properties"),
+    "reasoning_parser": text("reasoning_parser", empty=True),
+    "reasoning_parser_plugin": text("reasoning_parser_plugin", empty=True),
+    "enable_in_reasoning": flag("enable_in_reasoning"),
+}

@@ -1,0 +1,1 @@
+"""What touches the device: tensor arithmetic that knows nothing of requests."""

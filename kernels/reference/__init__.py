@@ -1,0 +1,1 @@
+"""Plain torch and numpy, on any device: the meaning of every operation."""

@@ -1,0 +1,1 @@
+"""BIAS stages: logits shifted or scaled by token id or history."""

@@ -1,0 +1,1 @@
+"""CUT stages: truncations that keep a subset of the alive tokens."""

@@ -1,0 +1,1 @@
+"""MASK stages: tokens that are illegal become -inf."""

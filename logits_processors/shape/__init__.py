@@ -1,0 +1,1 @@
+"""SHAPE stages: strictly increasing maps of a row, the temperature family."""

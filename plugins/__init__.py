@@ -1,0 +1,1 @@
+"""Everything else that can be swapped: pickers, stops, observers, attention, profiles, commands."""

@@ -1,0 +1,1 @@
+"""The kit for plugin authors: toys and checks."""

@@ -1,0 +1,1 @@
+"""Observers: they read logits, kept sets and tokens, and change nothing."""

@@ -1,0 +1,1 @@
+"""Pickers: the step that chooses one token from what the chain left."""

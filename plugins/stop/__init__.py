@@ -1,0 +1,1 @@
+"""Stops: reasons to end a sequence after a token was accepted."""
