@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from decodekit.core import vllm_names
 
 if TYPE_CHECKING:
-    from decodekit.core.async_llm import AsyncLLM
-    from decodekit.core.async_llm import AsyncLLM as AsyncLLMEngine
+    from decodekit.core.async_llm import AsyncLLM, AsyncLLMEngine
     from decodekit.core.batch import RowView
     from decodekit.core.config import AsyncEngineArgs, EngineArgs
     from decodekit.core.engine import LLMEngine
@@ -73,11 +72,11 @@ __all__ = [
     "hookimpl",
 ]
 
-# Name -> module of `core`; a name of another spelling there stands behind a colon.
+# Name -> module of `core`.
 _HOMES = {
     "AsyncEngineArgs": "config",
     "AsyncLLM": "async_llm",
-    "AsyncLLMEngine": "async_llm:AsyncLLM",
+    "AsyncLLMEngine": "async_llm",
     "Caps": "stage",
     "ClassificationOutput": "outputs",
     "ClassificationRequestOutput": "outputs",
@@ -114,8 +113,7 @@ def __getattr__(name: str) -> Any:
         parts = _version().split(".")
         value = tuple(int(part) if part.isdecimal() else part for part in parts)
     elif name in _HOMES:
-        home, _, spelling = _HOMES[name].partition(":")
-        value = getattr(import_module(f"decodekit.core.{home}"), spelling or name)
+        value = getattr(import_module(f"decodekit.core.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'decodekit' has no attribute {name!r}")
     globals()[name] = value

@@ -112,7 +112,7 @@ def refuse(name: str, what: str | None = None) -> NoReturn:
 
 
 def refuses_methods(cls: type[T]) -> type[T]:
-    """Give a class every absent method that it does not have, each raising its sentence (a decorator)."""
+    """Decorate a class: each absent method that it does not have raises its sentence."""
     for row in METHODS:
         if not hasattr(cls, row.name):
             setattr(cls, row.name, _refusal(row))

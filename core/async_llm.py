@@ -231,3 +231,6 @@ class AsyncLLM:
                 break
             output.add(more, aggregate=True)
         return output
+
+
+AsyncLLMEngine = AsyncLLM  # the same class under vLLM's other name

@@ -488,13 +488,15 @@ def _needed_size(segment: Segment, group: _Group) -> int:
 def _is_sure(values: Tensor) -> Tensor:
     """Say for each row whether the list provably holds every survivor.
 
-    `values` [rows, n + 1] holds the survivors, -inf elsewhere, and the bound in the last column:
-    everything outside the list is at most the bound, so survivors all above it are complete.
+    `values` [rows, n + 1] holds the survivors, -inf elsewhere, and the bound in the last column.
+    A cut that drops a listed token drops all that come after it, so a list whose end was dropped is
+    complete, unless a survivor equals the bound: then a tie may have been split by a missing id.
     """
     kept = values[:, :-1]
     last = kept.masked_fill(kept == -torch.inf, torch.inf).amin(1)
     bound = values[:, -1]
-    return (last > bound) | (bound == -torch.inf)
+    is_cut_short = (kept[:, -1] == -torch.inf) & (last > bound)
+    return is_cut_short | (bound == -torch.inf)
 
 
 def _total_of(work: Tensor, shapes: Sequence[Element], group: _Group) -> Tensor:

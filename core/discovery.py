@@ -56,7 +56,7 @@ class Source:
 
     @property
     def rank(self) -> tuple[int, str, str]:
-        """Who keeps a contested name, lowest first: built-in, explicitly requested, by distribution.
+        """Who keeps a contested name, lowest first: built-in, asked for by name, by distribution.
 
         Built-ins all rank alike here: the catalogue's own order decides between them.
         """

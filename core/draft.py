@@ -127,7 +127,7 @@ def _flat_fields(params: RequestParams, registry: Registry) -> dict[str, object]
 def _expand(
     fields: Mapping[str, object], layers: Mapping[str, str], registry: Registry, order: Order
 ) -> list[Draft]:
-    """The profile's chain: one instance of each stage that a field asks for, and the mandatory ones."""
+    """The profile's chain: the mandatory stages, and one instance of each that a field asks for."""
     drafts = {stage: Draft(stage) for stage in registry.stages.values() if stage.mandatory}
     for name, value in fields.items():
         stage, own = registry.fields[name]
@@ -192,8 +192,7 @@ def _complete(
     for name, value in fields.items():
         stage, own = registry.fields[name]
         if stage in listed:
-            for draft in listed[stage]:
-                _fill(draft, name, own, value, layers[name], notes)
+            notes += _fill(listed[stage], name, own, value, layers[name])
         elif stage.kind in (Kind.MASK, Kind.FORCE):
             front.setdefault(stage, Draft(stage)).take(name, own, value, layers[name])
         else:
@@ -212,14 +211,15 @@ def _complete(
     return leading + [draft for draft in drafts if draft not in leading]
 
 
-def _fill(draft: Draft, name: str, own: str, value: object, layer: str, notes: list[str]) -> None:
-    if own not in draft.given:
+def _fill(drafts: Sequence[Draft], name: str, own: str, value: object, layer: str) -> list[str]:
+    """Give `value` to the instances that leave the parameter open; note it if none does."""
+    open_ones = [draft for draft in drafts if own not in draft.given]
+    for draft in open_ones:
         draft.take(name, own, value, layer)
-    elif draft.given[own] != value:
-        notes.append(
-            f"{name}={value!r} is not used: the chain gives {draft.stage.name} "
-            f"{own}={draft.given[own]!r}"
-        )
+    first = drafts[0].given[own]
+    if open_ones or first == value:
+        return []
+    return [f"{name}={value!r} is not used: the chain gives {drafts[0].stage.name} {own}={first!r}"]
 
 
 def _end_in_picker(
@@ -263,7 +263,7 @@ def _name_instances(drafts: Sequence[Draft]) -> None:
 
 
 def chain_key(items: Iterable[object] | None) -> Any:
-    """Return a hashable form of a chain in which 1, 1.0 and True differ; TypeError if there is none."""
+    """Return a hashable form of a chain in which 1, 1.0 and True differ, or raise TypeError."""
     return None if items is None else tuple(map(_frozen, items))
 
 

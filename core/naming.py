@@ -124,9 +124,10 @@ def _drop_profiles_without_picker(plugins: Sequence[Plugin], settled: Settled) -
     profiles: dict[str, Profile] = settled.active.get("profile", {})
     for plugin in plugins:
         for item in plugin.items:
-            if item.kind != "profile" or profiles.get(item.name) is not item.thing:
+            profile = profiles.get(item.name) if item.kind == "profile" else None
+            if profile is None or profile is not item.thing:
                 continue
-            for picker in (item.thing.picker, item.thing.greedy):
+            for picker in (profile.picker, profile.greedy):
                 stage = settled.stage_names.get(picker)
                 if stage is None or not issubclass(stage, Picker):
                     reason = f"it needs the picker {picker!r}, which is not available"

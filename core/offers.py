@@ -78,7 +78,7 @@ class Plugin:
 
 
 def new_manager() -> pluggy.PluginManager:
-    """Return a pluggy manager that knows our hooks; a newer plugin may have hooks it does not know."""
+    """Return a pluggy manager that knows our hooks, and minds no others."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager

@@ -1,4 +1,4 @@
-"""One deterministic order of stages by kind, profile and before/after, and the rules that hold always."""
+"""One deterministic order of stages by kind, profile and before/after; and the hard rules."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ SEGMENT = {
     Kind.PICK: 6,
 }
 
+MOST_ARRANGED = 1024  # sets of stages whose order is remembered
+
 StageClass = type[Stage]
 Edges = Mapping[str, frozenset[str]]  # name -> names that come later
 
@@ -41,6 +43,7 @@ class Constraints:
     """The soft edges that hold between known stages, and those that contradict each other."""
 
     edges: Edges = field(default_factory=dict)
+    pulls: Edges = field(default_factory=dict)  # those that the earlier of the two asked for
     conflicts: tuple[str, ...] = ()  # sentences
 
 
@@ -71,13 +74,11 @@ def settle(
                 del wishes[edge]
                 who = " and ".join(sorted({owner(stage) for stage in askers}))
                 conflicts.append(
-                    f"{edge[0]!r} before {edge[1]!r} (asked by {who}) contradicts other order rules "
-                    f"and is not applied; a request that needs both must give its chain"
+                    f"{edge[0]!r} before {edge[1]!r} (asked by {who}) contradicts other rules of "
+                    f"order and is not applied; a request that needs both must give its chain"
                 )
-    edges = {
-        name: frozenset(later for earlier, later in wishes if earlier == name) for name in by_name
-    }
-    return Constraints(edges, tuple(conflicts))
+    pulls = [edge for edge, askers in wishes.items() if edge[0] in askers]
+    return Constraints(_grouped(by_name, wishes), _grouped(by_name, pulls), tuple(conflicts))
 
 
 class Order:
@@ -86,8 +87,9 @@ class Order:
     def __init__(
         self, stages: Iterable[StageClass], profile: Profile, constraints: Constraints
     ) -> None:
-        self.edges = constraints.edges
+        self.constraints = constraints
         self._position = {name: place for place, name in enumerate(profile.order)}
+        self._arranged: dict[frozenset[StageClass], tuple[StageClass, ...]] = {}
         self._last: dict[Kind, int] = {}  # where the profile's stages of a kind end
         for stage in stages:
             place = self._position.get(stage.name)
@@ -95,7 +97,7 @@ class Order:
                 self._last[stage.kind] = max(place, self._last.get(stage.kind, place))
 
     def key(self, stage: StageClass) -> tuple[float, ...]:
-        """Where `stage` stands if nothing else moves it: mandatory first, segment, profile position.
+        """Where `stage` stands if nothing moves it: mandatory first, segment, profile position.
 
         A stage that the profile does not name follows the last one of its kind.
         """
@@ -111,23 +113,34 @@ class Order:
     def arrange(self, stages: Iterable[StageClass]) -> list[StageClass]:
         """Return `stages` (of different names) in order, whatever order they come in."""
         nodes = {stage.name: stage for stage in stages}
+        asked = frozenset(nodes.values())
+        if asked in self._arranged:
+            return list(self._arranged[asked])
         later = {
             name: {
                 other
                 for other, second in nodes.items()
-                if other in self.edges.get(name, ()) or _hard(first, second)
+                if other in self.constraints.edges.get(name, ()) or _hard(first, second)
             }
             for name, first in nodes.items()
         }
-        return [nodes[name] for name in _sorted(later, self._urgency(nodes, later))]
+        order = [nodes[name] for name in _sorted(later, self._urgency(nodes, later))]
+        if len(self._arranged) >= MOST_ARRANGED:
+            self._arranged.clear()
+        self._arranged[asked] = tuple(order)
+        return order
 
     def _urgency(
         self, nodes: Mapping[str, StageClass], later: Mapping[str, set[str]]
     ) -> dict[str, tuple[float, ...]]:
-        """Keys in which a stage is as early as the earliest stage that waits for it."""
+        """Keys in which a stage is as early as the earliest one that it asks to stand before.
+
+        Who asks moves: one that asks to stand after another waits, and does not pull it forward.
+        """
         keys: dict[str, tuple[float, ...]] = {}
         for name in TopologicalSorter(later).static_order():  # those that come last first
-            keys[name] = min([self.key(nodes[name]), *(keys[other] for other in later[name])])
+            pulled = later[name] & self.constraints.pulls.get(name, frozenset())
+            keys[name] = min([self.key(nodes[name]), *(keys[other] for other in pulled)])
         return keys
 
 
@@ -199,6 +212,11 @@ def _hard(first: StageClass, second: StageClass) -> bool:
         or (a is not Kind.PICK and b is Kind.PICK)
         or (first.mandatory and not second.mandatory)
     )
+
+
+def _grouped(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> Edges:
+    pairs = list(edges)
+    return {name: frozenset(later for earlier, later in pairs if earlier == name) for name in names}
 
 
 def _names(targets: tuple[str | Kind, ...], stage: StageClass) -> bool:

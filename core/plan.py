@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from itertools import count
 from threading import Lock
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 1024  # chains kept by one planner
 NOTHING: Mapping[str, str] = {}
+_CONTEXT = tuple(item.name for item in fields(BindContext))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,11 @@ class _WatchedContext(BindContext):
     """Notes whether a bind looked at what belongs to one request; its result is then not shared."""
 
     __slots__ = ("touched",)
+    touched: bool
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        object.__setattr__(self, "touched", False)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("request", "prompt_ids"):
@@ -135,7 +141,7 @@ class Planner:
         """
         if stop_ids is None:
             stop_ids = sorted(params.all_stop_token_ids.union(self.eos_ids))
-        context = _WatchedContext(
+        context = BindContext(
             **self._setting,
             stop_ids=tuple(stop_ids),
             request=params,
@@ -168,24 +174,26 @@ class Planner:
         """Return what would run for `params`, without a prompt and without running it."""
         return self.admit(params, provenance=provenance).report
 
-    # --- the chain ----------------------------------------------------------------------------------
+    # --- the chain --------------------------------------------------------------------------------
 
     def _chain(
         self,
         params: RequestParams,
-        context: _WatchedContext,
+        context: BindContext,
         observers: Sequence[tuple[Observer, Hashable]],
         provenance: Mapping[str, str],
     ) -> _Chain:
-        watches_final = any(Tap.FINAL in observer.taps(order) for observer, order in observers)
+        watches_final = False
+        for observer, order in observers:
+            watches_final |= Tap.FINAL in observer.taps(order)
         mark = self._mark(params, context, watches_final, provenance)
         if mark is not None and mark in self._chains:
             self._chains.move_to_end(mark)
             return self._chains[mark]
-        object.__setattr__(context, "touched", False)
         profile = self._profile_of(params.profile)
-        chain = self._build(params, context, profile, watches_final, provenance)
-        if mark is not None and not context.touched:
+        watched = _WatchedContext(**{name: getattr(context, name) for name in _CONTEXT})
+        chain = self._build(params, watched, profile, watches_final, provenance)
+        if mark is not None and not watched.touched:
             self._chains[mark] = chain
             if len(self._chains) > MAX_CACHED:
                 self._chains.popitem(last=False)
@@ -194,7 +202,7 @@ class Planner:
     def _mark(
         self,
         params: RequestParams,
-        context: _WatchedContext,
+        context: BindContext,
         watches_final: bool,
         provenance: Mapping[str, str],
     ) -> Hashable | None:
@@ -307,7 +315,7 @@ class Planner:
         )
 
     def _number(self, structure: Hashable) -> int:
-        """Return the key of a structure; equal structures get equal keys while they are remembered."""
+        """Return the key of a structure; equal ones get equal keys while they are remembered."""
         key = self._keys.get(structure)
         if key is None:
             if len(self._keys) >= MAX_CACHED:  # old programs live on; new requests get new keys
@@ -315,7 +323,7 @@ class Planner:
             key = self._keys[structure] = next(self._serial)
         return key
 
-    # --- what changes with the registry ---------------------------------------------------------------
+    # --- what changes with the registry --------------------------------------------------------
 
     def _follow_registry(self) -> None:
         if self._generation != self.registry.generation:
@@ -369,7 +377,7 @@ def _idle_reason(draft: Draft) -> str:
 
 
 def _fingerprint(entries: Sequence[PlanEntry]) -> str:
-    """Hash the structure of a chain: names, versions, ids and code paths, no numbers and no secrets."""
+    """Hash the structure of a chain: names, versions, ids, code paths; no numbers, no secrets."""
     lines = [
         f"{entry.stage.name} {entry.stage.version} {entry.instance} {_plain(entry.structure)}"
         for entry in entries

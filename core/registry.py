@@ -11,7 +11,6 @@ import importlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
@@ -22,26 +21,14 @@ from .errors import ChainError, PluginError, did_you_mean
 from .naming import Settled, settle_names
 from .offers import Plugin
 from .order import Constraints, settle
-from .stage import ApiRange, CommandSpec, Finding, Observer, Picker, Profile, Stage, Stop
+from .plugin_info import PluginInfo, brief, info_of
+from .stage import CommandSpec, Finding, Observer, Picker, Profile, Stage, Stop
 
-
-@dataclass(frozen=True, slots=True)
-class PluginInfo:
-    """One line of `decodekit plugin list`."""
-
-    name: str
-    distribution: str | None  # None for built-ins and for what was handed over in this process
-    version: str | None
-    api: ApiRange | None  # None if it offers no stage
-    hooks: tuple[str, ...]
-    stages: tuple[str, ...]
-    state: str  # "active" | "blocked" | "quarantined" | "shadowed"
-    reason: str = ""
-    built_in: bool = False
+__all__ = ["PluginInfo", "Registry"]
 
 
 class Registry:
-    """Names and what they stand for. Make one with `Registry.load`; `register` adds to this one only.
+    """Names and what they stand for. `Registry.load` makes one; `register` adds to this one only.
 
     Every view is read-only and in one order, whatever order things were installed in.
     """
@@ -53,6 +40,8 @@ class Registry:
         self._serial = 0
         self._generation = 0
         self._settled = Settled()
+        self._stops: tuple[Stop, ...] = ()
+        self._observers: tuple[Observer, ...] = ()
         self._constraints = Constraints()
 
     @classmethod
@@ -69,7 +58,9 @@ class Registry:
 
         `plugins` holds names ("acme", an entry point, a module or a distribution), "no:name",
         "./file.py", classes, objects and modules. `autoload=False` loads no entry point but those
-        named. DECODEKIT_PLUGINS, if set, lists the entry points that may load (empty: none).
+        named. DECODEKIT_PLUGINS, if set, lists the entry points that may load (empty: none). What
+        no chain can do without (mandatory stages, the default profile and its pickers) cannot be
+        denied.
 
         Raises PluginError for an unknown name, for a broken built-in, file or object, and with
         `strict` for anything that is quarantined or shadowed.
@@ -155,13 +146,12 @@ class Registry:
     @property
     def stops(self) -> tuple[Stop, ...]:
         """The stop conditions, in the order in which they are asked."""
-        stops: Iterable[Stop] = self._view("stop").values()
-        return tuple(sorted(stops, key=lambda stop: (stop.rank, stop.name)))
+        return self._stops
 
     @property
     def observers(self) -> tuple[Observer, ...]:
         """The observers."""
-        return tuple(self._view("observer").values())
+        return self._observers
 
     @property
     def drivers(self) -> Mapping[str, Any]:
@@ -233,7 +223,7 @@ class Registry:
 
     def plugins(self) -> list[PluginInfo]:
         """Return every plugin that was found, active or not, and why not."""
-        return [self._info(plugin) for plugin in self._plugins]
+        return [info_of(plugin, self._settled) for plugin in self._plugins]
 
     def doctor(self) -> list[Finding]:
         """Report what is wrong with the set, and what each plugin's own self-check says."""
@@ -277,7 +267,7 @@ class Registry:
         if plugin.failure is not None and source.origin is not Origin.ENTRY_POINT:
             kind = "built-in plugin" if source.origin is Origin.BUILT_IN else "plugin"
             raise PluginError(
-                f"{kind} {source.name!r} cannot be loaded: {_brief(plugin.failure)}"
+                f"{kind} {source.name!r} cannot be loaded: {brief(plugin.failure)}"
             ) from plugin.failure
         return plugin
 
@@ -293,6 +283,9 @@ class Registry:
         self._constraints = settle(
             stages, owner=owners.__getitem__, is_built_in=settled.built_ins.__contains__
         )
+        stops = settled.active.get("stop", {}).values()
+        self._stops = tuple(sorted(stops, key=lambda stop: (stop.rank, stop.name)))
+        self._observers = tuple(settled.active.get("observer", {}).values())
         self._settled = settled
         self._generation += 1
 
@@ -347,12 +340,14 @@ class Registry:
                             value=name,
                         )
         failed = [plugin for plugin in self._plugins if plugin.failure is not None]
+        refused = [plugin for plugin in self._plugins if plugin.source.refusal is not None]
         prefix = fold(name).partition(".")[0]
-        for plugin in failed:
+        for plugin in (*failed, *refused):
             if any(f"_{prefix}_" in f"_{name.replace('.', '_')}_" for name in plugin.source.names):
+                info = info_of(plugin, self._settled)
                 raise ChainError(
                     f"stage {name!r} is not available, since the plugin {plugin.source.label} "
-                    f"cannot be loaded: {_brief(plugin.failure)}",
+                    f"is {info.state}: {info.reason}",
                     parameter="chain",
                     value=name,
                 ) from plugin.failure
@@ -361,46 +356,11 @@ class Registry:
             hint = f"; quarantined plugins: {', '.join(plugin.source.name for plugin in failed)}"
         raise ChainError(f"unknown stage {name!r}{hint}", parameter="chain", value=name)
 
-    def _info(self, plugin: Plugin) -> PluginInfo:
-        source = plugin.source
-        faults = [
-            (item, fault)
-            for item in plugin.items
-            if (fault := self._settled.fault(plugin, item)) is not None
-        ]
-        state, reason = "active", "; ".join(plugin.notes)
-        if source.refusal is not None:
-            state, reason = source.refusal.state, source.refusal.reason
-        elif plugin.failure is not None:
-            state, reason = "quarantined", _brief(plugin.failure)
-        elif faults:
-            reason = "; ".join(
-                f"{item.kind} {item.name!r}: {fault.reason}" for item, fault in faults
-            )
-            states = {fault.state for _, fault in faults}
-            if "quarantined" in states:
-                state = "quarantined"
-            elif "shadowed" in states:
-                state = "shadowed"
-            elif len(faults) == len(plugin.items):
-                state = "blocked"
-        return PluginInfo(
-            name=source.name,
-            distribution=source.distribution,
-            version=source.version,
-            api=plugin.api,
-            hooks=plugin.hooks,
-            stages=tuple(stage.name for stage in plugin.stages),
-            state=state,
-            reason=reason,
-            built_in=source.origin is Origin.BUILT_IN,
-        )
-
     def _self_check(self, plugin: Plugin) -> list[Finding]:
         try:
             found = offers.ask(self._manager, plugin, offers.DOCTOR)
         except (Exception, SystemExit) as error:
-            text = f"the self-check of plugin {plugin.source.name!r} failed: {_brief(error)}"
+            text = f"the self-check of plugin {plugin.source.name!r} failed: {brief(error)}"
             return [Finding("error", text)]
         return [item for item in found if isinstance(item, Finding)]
 
@@ -411,8 +371,3 @@ def _is_redefined(mine: Plugin, source: Source, plugin: object) -> bool:
         return False
     old = mine.source.load()
     return type(old) is not type(plugin) or isinstance(plugin, type)
-
-
-def _brief(error: BaseException | None) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -34,10 +34,10 @@ def fault_of(
 
 def _api_fault(theirs: ApiRange) -> str:
     ours = _range(ApiRange(STAGE_API, STAGE_API))
-    newer = "newer" if theirs.low > STAGE_API else "older"
+    other = "a newer" if theirs.low > STAGE_API else "an older"
     return (
         f"it is written for stage API {_range(theirs)} and this decodekit has {ours}; "
-        f"a {newer} decodekit with stage API {_range(theirs)} will run it"
+        f"{other} decodekit with stage API {_range(theirs)} will run it"
     )
 
 

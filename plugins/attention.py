@@ -6,10 +6,12 @@ longest; how a sequence is summed depends on its own length only.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,11 +48,8 @@ class TorchAttention:
     def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
         shape = (layout.num_kv_heads, layout.num_blocks, layout.block_size, layout.head_dim)
-        self.keys = [
-            torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-            for _ in range(layout.num_layers)
-        ]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.keys = [_zeros(shape, layout) for _ in range(layout.num_layers)]
+        self.values = [_zeros(shape, layout) for _ in range(layout.num_layers)]
 
     def begin(self, plan: AttentionPlan) -> TorchAttentionStep:
         return TorchAttentionStep(self, plan)
@@ -212,6 +211,14 @@ class TorchAttentionStep:
             device=device,
         )
         return _Part(rows, len(members), count, tables, bias, causal=False)
+
+
+def _zeros(shape: Sequence[int], layout: KVLayout) -> Tensor:
+    """Return zeros; on a CPU pages of memory are taken only when they are first written."""
+    if layout.device.type != "cpu":
+        return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+    raw = np.zeros(math.prod(shape) * layout.dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(layout.dtype).view(shape)
 
 
 def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

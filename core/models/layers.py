@@ -21,7 +21,7 @@ from torch import Tensor
 # products on a CPU without half-precision units: on an AVX2 machine with two threads a
 # [3072, 576] bfloat16 weight takes 0.43 / 0.53 / 1.0 / 2.0 / 3.9 ms at 1 / 2 / 4 / 8 / 16 rows as
 # dot products, and 0.68 / 0.90 / 0.97 / 1.1 / 1.4 ms widened.
-_WIDEN_FROM_ROWS = 4
+_WIDEN_FROM_ROWS = 5
 # A tile of float32 weights that stays in the cache between being widened and being multiplied.
 _TILE_VALUES = 2 * 1024 * 1024
 # oneDNN picks the packed layout for a number of rows; 16 serves 1 to 64 within a few percent.

@@ -45,9 +45,7 @@ def race_segments(logits: Tensor, keys: Tensor, positions: Tensor, branches: Ten
     tokens = first[:, None] + torch.arange(SEGMENT_WIDTH, device=logits.device)  # [R, 256]
     values = logits.gather(1, tokens.clamp(max=vocab_size - 1))
     values.masked_fill_(tokens >= vocab_size, -torch.inf)
-    times = exponential_for_range(
-        keys, positions, branches, Purpose.TOKEN, first, SEGMENT_WIDTH
-    )
+    times = exponential_for_range(keys, positions, branches, Purpose.TOKEN, first, SEGMENT_WIDTH)
     return first + _winner(token_mass(values, values.amax(1)), times)
 
 

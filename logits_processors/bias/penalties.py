@@ -16,6 +16,7 @@ the token lists, on the host. Equal to vLLM's and transformers' penalties where 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -63,9 +64,7 @@ class Penalty(Stage):
 
     kind = Kind.BIAS
     form = Form.ELEMENTWISE
-    caps = Caps(
-        needs=frozenset({Need.PROMPT, Need.OUTPUT, Need.COUNTS}), spec="any-history"
-    )
+    caps = Caps(needs=frozenset({Need.PROMPT, Need.OUTPUT, Need.COUNTS}), spec="any-history")
     sums = False  # a token seen twice weighs twice
     neutral = 0.0
 
@@ -88,9 +87,7 @@ class Penalty(Stage):
     def structure(cls, params: Any) -> Path:
         windowed = params.last_n is not None or params.sustain is not None
         prompt_counts = cls.sums and params.scope != "output"
-        return Path(
-            params.scope, windowed or prompt_counts, bool(getattr(params, "exclude", ()))
-        )
+        return Path(params.scope, windowed or prompt_counts, bool(getattr(params, "exclude", ())))
 
     @classmethod
     def table(cls, params: Any) -> dict[str, float | int]:
@@ -122,6 +119,7 @@ class RepetitionPenalty(Penalty):
 
     name = "repetition_penalty"
     fields = {"repetition_penalty": "penalty"}
+    caps = replace(Penalty.caps, reads_zero=True)
     neutral = 1.0
 
     class Params(WindowParams):

@@ -161,9 +161,7 @@ def _picker_of(members: Sequence[int]) -> Callable[[Any], Any]:
     return lambda column: None if column is None else [column[row] for row in members]
 
 
-def _groups(
-    stage: type[Stage], params: ParamsOfRows, context: BindContext
-) -> list[list[int]]:
+def _groups(stage: type[Stage], params: ParamsOfRows, context: BindContext) -> list[list[int]]:
     """Return the rows that run, by structure."""
     groups: dict[Hashable, list[int]] = {}
     for row, given in enumerate(params):

@@ -113,7 +113,8 @@ class Logprobs(Observer):
         for place, values in enumerate(record.pending, first):
             _append(record, place, values)
         record.pending.clear()
-        return {"logprobs": record.entries[:], "cumulative_logprob": record.cumulative}
+        # The list goes on growing; the engine hands out copies of a part of it.
+        return {"logprobs": record.entries, "cumulative_logprob": record.cumulative}
 
 
 def _shared_ranks(values: Tensor) -> Tensor:
@@ -134,9 +135,7 @@ def _append(record: Record, place: int, values: Values) -> None:
         ranks += values["ranks"][others].tolist()
     texts: Sequence[str | None] = [None] * len(ids)
     if record.texts is not None:
-        texts = record.texts.decoded_tokens(
-            ids, record.tokens[max(0, place - NUM_CONTEXT) : place]
-        )
+        texts = record.texts.decoded_tokens(ids, record.tokens[max(0, place - NUM_CONTEXT) : place])
     if isinstance(record.entries, FlatLogprobs):
         record.entries.append_fast(ids, scores, ranks, texts)
     else:

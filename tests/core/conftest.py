@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
 from decodekit.core.gguf_vocab import tokenizer_from_gguf
 from decodekit.core.models.gguf import read_gguf
 from decodekit.core.models.locate import embedded_path
 from decodekit.core.tokenizer import Tokenizer, tokenizer_from_hf
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MakeTokenizer = Callable[..., Tokenizer]

@@ -197,7 +197,7 @@ def test_every_row_is_one_sentence_of_its_own(row: Absent) -> None:
 @pytest.mark.parametrize(
     "name",
     ["enable_lora", "embed", "classify", "score", "reward", "encode", "sleep", "wake_up",
-     "update_weights", "beam_search", "enqueue", "tool_server", "image_url", "input_audio",
+     "update_weights", "beam_search", "tool_server", "image_url", "input_audio",
      "video_url", "serve", "speculative_config", "tensor_parallel_size"],
 )  # fmt: skip
 def test_refuse_knows_what_the_references_name(name: str) -> None:

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import processors
+
 from decodekit.core.chat import choose_template, encode_chat, merge_template_kwargs, render_chat
 from decodekit.core.errors import NotInThisVersion, ValidationError
 from decodekit.core.tokenizer import Tokenizer, tokenizer_from_hf
-from tokenizers import processors
 
 MakeTokenizer = Callable[..., Tokenizer]
 

@@ -1,6 +1,7 @@
 """The sandbox that templates run in, and what is read off their source."""
 
 import pytest
+
 from decodekit.core.chat_template import compile_template
 from decodekit.core.errors import ValidationError
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from decodekit.core.detokenizer import Detokenizer, decoded_tokens
-from decodekit.core.tokenizer import Tokenizer, tokenizer_from_hf
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+
+from decodekit.core.detokenizer import Detokenizer, decoded_tokens
+from decodekit.core.tokenizer import Tokenizer, tokenizer_from_hf
 
 MakeTokenizer = Callable[..., Tokenizer]
 FFFD = "\N{REPLACEMENT CHARACTER}"

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
 from decodekit.core.errors import ValidationError
 from decodekit.core.gguf_vocab import tokenizer_from_gguf
 from decodekit.core.models.locate import embedded_path
 from decodekit.core.tokenizer import Tokenizer, load_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
 NO_TOKEN = bytes([4, 6, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)])
 

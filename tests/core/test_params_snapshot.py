@@ -1,4 +1,4 @@
-"""What is made of SamplingParams: copies, pickles, text, the engine's additions and the snapshot."""
+"""What is made of SamplingParams: copies, pickles, text, the engine's additions, the snapshot."""
 
 import copy
 import math

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from decodekit.core.detokenizer import StopMatcher, TextStream, special_stop_ids
-from decodekit.core.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+
+from decodekit.core.detokenizer import StopMatcher, TextStream, special_stop_ids
+from decodekit.core.tokenizer import Tokenizer
 
 MakeTokenizer = Callable[..., Tokenizer]
 
@@ -15,7 +16,7 @@ MakeTokenizer = Callable[..., Tokenizer]
 def run(
     tokenizer: Tokenizer, words: str | Sequence[str], *, last_ends: bool = False, **options: Any
 ) -> tuple[TextStream, str]:
-    """Push one token a word (a letter each for a string); return the stream and its joined deltas."""
+    """Push one token a word (for a string, a letter); return the stream and its joined deltas."""
     ids = [i for word in words for i in tokenizer.encode(word)]
     stream = TextStream(tokenizer, **options)
     deltas = ""

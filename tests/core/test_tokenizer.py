@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
 from decodekit.core.errors import ValidationError
 from decodekit.core.spelling import spelling_of
 from decodekit.core.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_hf
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
 
 MakeTokenizer = Callable[..., Tokenizer]
 TEXT = "the other thing, 好 and café"

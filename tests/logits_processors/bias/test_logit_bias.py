@@ -25,9 +25,7 @@ def test_it_equals_transformers_sequence_bias_of_single_tokens(rng: torch.Genera
         assert torch.equal(result[row], expected[0])
 
 
-@pytest.mark.parametrize(
-    ("bias", "winner"), [(0.3, 0), (0.5, 1), (100, 1), (1e9, 1), (-INF, 0)]
-)
+@pytest.mark.parametrize(("bias", "winner"), [(0.3, 0), (0.5, 1), (100, 1), (1e9, 1), (-INF, 0)])
 def test_it_adds_in_floating_point(bias: float, winner: int) -> None:
     result = apply_stage(LogitBias, torch.tensor([[2.0, 1.6]]), [{"bias": {1: bias}}])
 

@@ -1,0 +1,94 @@
+"""`decodekit plugin`: the plugins that are there, and what became of each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from ...core.hookspecs import hookimpl
+from ...core.registry import PluginInfo, Registry
+from ...core.stage import CommandSpec
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+STYLES = {"active": "green", "quarantined": "red", "shadowed": "yellow", "blocked": "dim"}
+
+
+@app.callback()
+def _plugin() -> None:
+    """See the plugins."""
+
+
+@app.command("list")
+def list_plugins(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--plugin", metavar="NAME", show_default=False,
+                     help="Load this plugin too: a name or a file; no:NAME blocks one. Repeatable."),
+    ] = None,
+    no_plugin_autoload: Annotated[
+        bool,
+        typer.Option("--no-plugin-autoload",
+                     help="Load no installed plugin but those named with -p."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write a JSON list.")] = False,
+) -> None:
+    """List every plugin that was found, with its state and the reason for it."""  # fmt: skip
+    with warnings.catch_warnings():
+        # The list itself tells what is wrong.
+        warnings.filterwarnings("ignore", message="plugin trouble", category=RuntimeWarning)
+        registry = Registry.load(plugins=plugin or (), autoload=not no_plugin_autoload)
+    plugins = registry.plugins()
+    if as_json:
+        print(json.dumps([described(info) for info in plugins], indent=2))
+    else:
+        show(plugins)
+
+
+def described(info: PluginInfo) -> dict[str, Any]:
+    """Return a plugin as plain data; `api` is a pair of version numbers, or None."""
+    found = asdict(info)
+    found["api"] = None if info.api is None else [info.api.low, info.api.high]
+    return found
+
+
+def show(plugins: Iterable[PluginInfo]) -> None:
+    """Print the table: third-party plugins first, since they are what a reader looks for."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("plugin", "distribution", "api", "offers", "state"):
+        table.add_column(title, overflow="fold")
+    for info in sorted(plugins, key=lambda info: info.built_in):
+        home = "built-in" if info.built_in else f"{info.distribution or 'local'} {info.version or ''}"
+        state = Text(info.state, style=STYLES.get(info.state, ""))
+        if info.reason:
+            state.append(f": {info.reason}", style="default")
+        table.add_row(Text(info.name), home.strip(), _range(info), Text(_offers(info)), state)
+    Console(highlight=False).print(table)
+
+
+def _range(info: PluginInfo) -> str:
+    if info.api is None:
+        return "-"
+    return str(info.api.low) if info.api.low == info.api.high else f"{info.api.low}-{info.api.high}"
+
+
+def _offers(info: PluginInfo) -> str:
+    """Name the stages, and the other hooks by their last word."""
+    hooks = [hook.removeprefix("decodekit_") for hook in info.hooks]
+    others = [hook for hook in hooks if hook not in ("stages", "pickers")]
+    stages = [f"{'stage' if len(info.stages) == 1 else 'stages'} {', '.join(info.stages)}"]
+    return "; ".join((stages if info.stages else []) + others)
+
+
+@hookimpl
+def decodekit_commands() -> Iterable[CommandSpec]:
+    return [CommandSpec("plugin", app, "See the plugins (also: plugins).", aliases=("plugins",))]
