@@ -167,7 +167,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("mm_processor_cache_gb", 4, 4.0, instead=_TEXT_ONLY),
     _arg("pooler_config", None, instead=_POOLING),
     _arg("structured_outputs_config", None, {}, instead="validate the text after it is generated"),
-    _arg("profiler_config", None, instead="run the process under torch.profiler"),
     _arg("attention_config", None, instead="offer an attention backend as a plugin"),
     _arg("compilation_config", None, instead="use fusion=False to run every stage by itself"),
     _arg(
@@ -178,9 +177,7 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
         "SamplingParams(logits_processors=[...])",
     ),
     _arg("kv_cache_dtype", "auto", instead="the cache has the model's dtype"),
-    _arg("enable_prefix_caching", None, False, instead="leave it out: every prompt is computed"),
     _arg("async_scheduling", None, False, instead="leave it out"),
-    _arg("enable_sleep_mode", False, instead="delete the engine and make it again"),
     _arg("enable_lora", False, instead=_ADAPTERS),
     _arg("max_loras", 1, instead=_ADAPTERS),
     _arg("max_lora_rank", 16, instead=_ADAPTERS),
@@ -235,13 +232,13 @@ CALL_ARGUMENTS: tuple[Absent, ...] = tuple(
         ("trace_headers", ({},), None),
         ("data_parallel_rank", (), "start one engine a replica"),
         ("reasoning_ended", (False,), None),
+        ("reset_connector", (False,), "this version has no cache connector"),
     )
 )
 
 METHODS: tuple[Absent, ...] = (
     *_rows(METHOD, "sample n outputs and keep the best", "beam_search"),
     *_rows(METHOD, _POOLING, "encode", "embed", "classify", "reward", "score"),
-    *_rows(METHOD, "delete the engine and make it again", "sleep", "wake_up", "is_sleeping"),
     *_rows(METHOD, _ONE_DEVICE, "get_world_size"),
     *_rows(
         METHOD,
@@ -249,11 +246,8 @@ METHODS: tuple[Absent, ...] = (
         "init_weight_transfer_engine",
         "update_weights",
     ),
-    *_rows(METHOD, "every prompt is computed", "reset_prefix_cache"),
     *_rows(METHOD, _TEXT_ONLY, "reset_mm_cache"),
-    *_rows(METHOD, "run the process under torch.profiler", "start_profile", "stop_profile"),
     *_rows(METHOD, _ADAPTERS, "add_lora", "remove_lora", "list_loras", "pin_lora"),
-    *_rows(METHOD, "abort the requests", "pause_generation", "resume_generation", "is_paused"),
 )
 TASKS: tuple[Absent, ...] = _rows(
     TASK,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from . import absent
 from .config import AsyncEngineArgs, EngineArgs
@@ -20,6 +21,8 @@ from .outputs import PlanReport, RequestOutput
 from .params import RequestOutputKind, SamplingParams
 
 log = logging.getLogger("decodekit")
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -136,6 +139,60 @@ class AsyncLLM:
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         self._send(lambda: self.engine.abort_request(ids))
 
+    # --- control --------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prefixes; see `LLMEngine.reset_prefix_cache`."""
+        return await self._ask(
+            lambda: self.engine.reset_prefix_cache(reset_running_requests, reset_connector)
+        )
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Pause and free memory by level; "wait" lets running requests finish first."""
+        while mode == "wait" and self.engine.requests:
+            await asyncio.sleep(0.01)
+        await self._ask(lambda: self.engine.sleep(level, mode))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back "weights", "kv_cache" and "scheduling", or all."""
+        await self._ask(lambda: self.engine.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine is paused or its memory is away."""
+        return self.engine.is_sleeping()
+
+    async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Let nothing run: "abort" ends what runs, "wait" lets it finish, "keep" freezes it."""
+        while mode == "wait" and self.engine.requests:
+            await asyncio.sleep(0.01)
+
+        def pause() -> None:
+            if mode == "abort":
+                self.engine.abort_request(list(self.engine.requests))
+            self.engine.sleep(0, mode)
+            if clear_cache:
+                self.engine.reset_prefix_cache(reset_running_requests=True)
+
+        await self._ask(pause)
+
+    async def resume_generation(self) -> None:
+        """Undo `pause_generation`."""
+        await self._ask(lambda: self.engine.wake_up(["scheduling"]))
+
+    async def is_paused(self) -> bool:
+        """Whether nothing runs."""
+        return self.engine.is_sleeping()
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record a torch profile; needs `profiler_config`."""
+        await self._ask(lambda: self.engine.start_profile(profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """Write the profile."""
+        await self._ask(self.engine.stop_profile)
+
     # --- the engine's own -----------------------------------------------------------------------
 
     def get_tokenizer(self) -> Any:
@@ -175,6 +232,19 @@ class AsyncLLM:
                 raise EngineDeadError("the engine has been shut down")
             self._inbox.append(job)
             self._wake.notify()
+
+    async def _ask(self, job: Callable[[], T]) -> T:
+        """Run `job` between two steps on the engine's thread and return what it returns."""
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._send(run)
+        return await asyncio.wrap_future(done)
 
     def _drop(self, name: str, stream: _Stream) -> None:
         """Abort a request that nobody listens to, unless its id is another's by now."""

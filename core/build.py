@@ -34,6 +34,7 @@ class Parts:
 
     config: EngineConfig
     loaded: LoadedModel
+    spec: ModelSpec
     registry: Registry
     tokenizer: Tokenizer | None
     max_model_len: int
@@ -45,11 +46,6 @@ class Parts:
     eos_ids: tuple[int, ...]  # the tokenizer's own first
 
     @property
-    def spec(self) -> ModelSpec:
-        """The model's facts."""
-        return self.loaded.spec
-
-    @property
     def tokenizer_size(self) -> int:
         """Ids that may be generated: the tokenizer's, or the whole vocabulary without one."""
         if self.tokenizer is None:
@@ -57,31 +53,19 @@ class Parts:
         return min(self.tokenizer.max_token_id + 1, self.spec.vocab_size)
 
 
-def build(config: EngineConfig, *, model_impl: str = "auto") -> Parts:
+def build(config: EngineConfig) -> Parts:
     """Load the model and set everything up; raises before any request can be lost."""
     registry = Registry.load(
         plugins=config.plugins or (), autoload=config.plugin_autoload, strict=config.strict_plugins
     )
-    device = default_device()
-    loaded = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=device,
-        revision=config.revision,
-        hf_overrides=config.hf_overrides,
-        trust_remote_code=config.trust_remote_code,
-        hf_token=config.hf_token,
-        load_format=config.load_format,
-        seed=config.seed,
-        model_impl=model_impl,
-    )
+    loaded = load_weights(config)
     spec = loaded.spec
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, loaded)
     max_model_len = _model_len(config, spec)
     backend_type, layout = _cache_layout(config, registry, spec)
     num_blocks = _num_blocks(config, backend_type, layout, max_model_len)
     max_model_len = _fitted(config, max_model_len, num_blocks)
-    pool = BlockPool(num_blocks, config.block_size)
+    pool = BlockPool(num_blocks, config.block_size, caches_prefixes=config.enable_prefix_caching)
     scheduler = Scheduler(
         pool,
         max_num_seqs=config.max_num_seqs,
@@ -116,6 +100,7 @@ def build(config: EngineConfig, *, model_impl: str = "auto") -> Parts:
     return Parts(
         config=config,
         loaded=loaded,
+        spec=spec,
         registry=registry,
         tokenizer=tokenizer,
         max_model_len=max_model_len,
@@ -125,6 +110,22 @@ def build(config: EngineConfig, *, model_impl: str = "auto") -> Parts:
         runner=Runner(loaded.model, backend, chain),
         planner=planner,
         eos_ids=eos_ids,
+    )
+
+
+def load_weights(config: EngineConfig) -> LoadedModel:
+    """Load the model that `config` names to the default device."""
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=default_device(),
+        revision=config.revision,
+        hf_overrides=config.hf_overrides,
+        trust_remote_code=config.trust_remote_code,
+        hf_token=config.hf_token,
+        load_format=config.load_format,
+        seed=config.seed,
+        model_impl=config.model_impl,
     )
 
 

@@ -9,7 +9,7 @@ same tokens, and `fusion=False` keeps to the dense form.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..kernels.reference.mass import row_total
 from ..kernels.reference.ranked import rank_top
 from .batch import PickView, Ranking, Rows, RowView, TapView
+from .blame import both, checked_choice, fault, measured, refuse_resurrection, stage_error
 from .errors import StageError
 from .program import Element, Program, Segment, compile_program
 from .slots import SlotTable
@@ -133,7 +134,10 @@ class ChainRunner:
         return program
 
     def open(self, sequence: TokenSequence) -> None:
-        """Write a sequence's numbers to its slot and build its states from its tokens."""
+        """Write a sequence's numbers to its slot and build its states from its tokens.
+
+        Raises StageError for what a stage raises.
+        """
         plan = sequence.plan
         slot = sequence.slot
         sequence.epoch = next(self._epochs)
@@ -141,9 +145,12 @@ class ChainRunner:
         prompt, output = sequence.prompt_ids, sequence.output_ids
         for entry in plan.entries:
             stage = entry.stage
-            self.table.write(slot, entry.instance, stage.table(entry.params))
-            runner = stage.prototype()
-            sequence.states.append(runner.rebuild(entry.params, prompt, output))
+            try:
+                self.table.write(slot, entry.instance, stage.table(entry.params))
+                state = stage.prototype().rebuild(entry.params, prompt, output)
+            except Exception as error:
+                raise stage_error(error, stage.name, entry.instance, len(output)) from error
+            sequence.states.append(state)
         if self.program(plan).needs_seen:
             self.table.seen.open(slot, prompt, output)
 
@@ -165,7 +172,7 @@ class ChainRunner:
                 try:
                     entry.stage.prototype().accept(sequence.states[index], (tokens[row],))
                 except Exception as error:
-                    errors[row] = _stage_error(
+                    errors[row] = stage_error(
                         error, entry.stage.name, entry.instance, len(sequence.output_ids)
                     )
         if counted:
@@ -233,22 +240,25 @@ class ChainRunner:
                 tokens[local] = outcome
         for local, row in enumerate(members):
             result.tokens[row] = chosen[local]
-        self._measure(group.program, taps, tokens, members, result)
+        self._measure(group, taps, tokens, members, result)
 
     def _measure(
         self,
-        program: Program,
+        group: _Group,
         taps: Mapping[Tap, TapView],
         tokens: Tensor,
         members: Sequence[int],
         result: StepResult,
     ) -> None:
-        for place, (observer, order) in enumerate(program.observers):
-            values = observer.measure(order, taps, tokens)
-            host = {name: value.cpu().numpy() for name, value in values.items()}
+        for place, (observer, order) in enumerate(group.program.observers):
+            parts = measured(observer, order, taps, tokens)
             for local, row in enumerate(members):
-                part = {name: value[local] for name, value in host.items()}
-                result.measured.setdefault(row, []).append((place, part))
+                part = parts[local]
+                if not isinstance(part, Exception):
+                    result.measured.setdefault(row, []).append((place, part))
+                elif row not in result.errors:
+                    position = int(group.rows.positions[local])
+                    result.errors[row] = stage_error(part, observer.name, "observer", position)
 
     def _run_alone(
         self,
@@ -261,7 +271,7 @@ class ChainRunner:
         """After a stage raised: run each row by itself, so that only the culprits fail."""
         if len(members) == 1:
             position = int(group.rows.positions[0])
-            result.errors[members[0]] = _stage_error(
+            result.errors[members[0]] = stage_error(
                 failure.cause, failure.element.name, failure.element.instance, position
             )
             return
@@ -276,7 +286,7 @@ class ChainRunner:
         keep_raw = Tap.RAW in program.taps or raw is logits
         work = raw.clone() if program.mutates and keep_raw else raw
         taps = {Tap.RAW: TapView(raw)} if Tap.RAW in program.taps else {}
-        healthy = torch.isfinite(raw.amax(1)) if program.hides else None
+        sound = torch.isfinite(raw.amax(1)) if program.hides else None  # [rows], None: all are
         view: PickView | None = None
         dense_tokens: tuple[Tensor, Tensor] | None = None
         for number, segment in enumerate(program.segments):
@@ -284,11 +294,12 @@ class ChainRunner:
                 taps[Tap.MASKED] = TapView(work.clone())
             last = number == len(program.segments) - 1
             if not segment.ranked:
-                self._run_dense(segment.elements, work, group)
+                found = self._run_dense(segment.elements, work, group)
             elif last and Tap.FINAL not in program.taps:
-                view, dense_tokens = self._run_ranked(segment, work, group)
+                view, dense_tokens, found = self._run_ranked(segment, work, group)
             else:
-                self._write_ranked(segment, work, group)
+                found = self._write_ranked(segment, work, group)
+            sound = both(sound, found)
         if program.last_mask >= len(program.segments) and Tap.MASKED in program.taps:
             taps[Tap.MASKED] = TapView(work.clone())
         if view is None:
@@ -297,70 +308,89 @@ class ChainRunner:
             )
         if Tap.FINAL in program.taps:
             taps[Tap.FINAL] = TapView(view.logits)
-        return *self._pick(group, view, dense_tokens, healthy), taps
+        return *self._pick(group, view, dense_tokens, sound), taps
 
     def _pick(
         self,
         group: _Group,
         view: PickView,
         rescued: tuple[Tensor, Tensor] | None,
-        healthy: Tensor | None,
+        sound: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the picker; return tokens and whether each row was fit to draw from."""
         if view.ranking is not None:
             top = view.ranking.values[:, 0]
         else:
             top = view.logits.amax(1)
-        if rescued is not None:  # the short list of these rows means nothing
-            indices, dense = rescued
-            top = top.index_copy(0, indices, dense.amax(1))
         fit = torch.isfinite(top)
-        if healthy is not None:
-            fit &= healthy
-        tokens = self._call_picker(group, view)
-        if rescued is not None:
-            part = group.select(indices.tolist())
-            dense_view = PickView(
-                ranking=None, dense=dense, has_cut=view.has_cut, vocab_size=self.vocab_size
-            )
-            tokens = tokens.index_copy(0, indices, self._call_picker(part, dense_view))
-        return tokens, fit
+        if sound is not None:
+            fit &= sound
+        if rescued is None:
+            return self._call_picker(group, view, fit), fit
+        indices, dense = rescued
+        part = group.select(indices.tolist())
+        dense_view = PickView(
+            ranking=None, dense=dense, has_cut=view.has_cut, vocab_size=self.vocab_size
+        )
+        dense_fit = torch.isfinite(dense.amax(1))
+        if sound is not None:
+            dense_fit &= sound[indices]
+        listed_fit = fit.index_fill(0, indices, False)  # the short list of these means nothing
+        tokens = self._call_picker(group, view, listed_fit)
+        rest = self._call_picker(part, dense_view, dense_fit)
+        return tokens.index_copy(0, indices, rest), fit.index_copy(0, indices, dense_fit)
 
-    def _call_picker(self, group: _Group, view: PickView) -> Tensor:
+    def _call_picker(self, group: _Group, view: PickView, fit: Tensor) -> Tensor:
         picker = group.program.picker
         stage = picker.stage
         assert isinstance(stage, Picker)
         try:
-            return stage.pick(view, group.views[picker.index])
+            tokens = stage.pick(view, group.views[picker.index])
+            return checked_choice(tokens, view, fit) if self._watches(picker) else tokens
         except Exception as error:
             raise _ElementError(picker, error) from error
 
-    def _run_dense(self, elements: Sequence[Element], work: Tensor, group: _Group) -> None:
-        for element in elements:
-            view = group.views[element.index]
-            dead = torch.isneginf(work) if element.guarded or self.debug else None
-            try:
-                element.stage.transform(work, view)
-                if dead is not None:
-                    _refuse_resurrection(work, dead)
-            except Exception as error:
-                raise _ElementError(element, error) from error
+    def _watches(self, element: Element) -> bool:
+        """Whether what `element` does is checked: a guest's always is."""
+        return element.guarded or self.debug
 
-    def _write_ranked(self, segment: Segment, work: Tensor, group: _Group) -> None:
+    def _transform(self, element: Element, work: Tensor, group: _Group) -> Tensor | None:
+        """Run one stage; of a watched one, return which rows it left sound, bool [rows]."""
+        dead = torch.isneginf(work) if self._watches(element) else None
+        try:
+            element.stage.transform(work, group.views[element.index])
+            if dead is None:
+                return None
+            refuse_resurrection(work, dead)
+        except Exception as error:
+            raise _ElementError(element, error) from error
+        return torch.isfinite(work.amax(1))
+
+    def _run_dense(
+        self, elements: Sequence[Element], work: Tensor, group: _Group
+    ) -> Tensor | None:
+        """Run stages one by one on whole rows; return which rows stayed sound, None: all did."""
+        sound: Tensor | None = None
+        for element in elements:
+            sound = both(sound, self._transform(element, work, group))
+        return sound
+
+    def _write_ranked(self, segment: Segment, work: Tensor, group: _Group) -> Tensor | None:
         """Run a ranked segment and write its survivors back to the dense rows."""
-        view, rescued = self._run_ranked(segment, work, group)
+        view, rescued, sound = self._run_ranked(segment, work, group)
         assert view.ranking is not None
         view.ranking.write(work)
         if rescued is not None:
             work.index_copy_(0, *rescued)
+        return sound
 
     def _run_ranked(
         self, segment: Segment, work: Tensor, group: _Group
-    ) -> tuple[PickView, tuple[Tensor, Tensor] | None]:
+    ) -> tuple[PickView, tuple[Tensor, Tensor] | None, Tensor | None]:
         """Run shapes and cuts on the best tokens of each row.
 
-        Returns the view of the survivors and, for rows whose list was too short to be sure, their
-        indices and dense results.
+        Returns the view of the survivors; for rows whose list was too short to be sure, their
+        indices and dense results; and which rows stayed sound, None: all did.
         """
         size = min(self._list_size(segment, group), work.shape[1])
         ranked = rank_top(work, size)
@@ -369,14 +399,15 @@ class ChainRunner:
         shapes: list[Element] = []
         ranking: Ranking | None = None
         sure: Tensor | None = None
+        sound: Tensor | None = None
         for element in segment.elements:
             view = group.views[element.index]
             stage = element.stage
+            if not isinstance(stage, CutStage):
+                sound = both(sound, self._transform(element, values, group))
+                shapes.append(element)
+                continue
             try:
-                if not isinstance(stage, CutStage):
-                    stage.transform(values, view)
-                    shapes.append(element)
-                    continue
                 total = partial(_total_of, work, tuple(shapes), group) if ranking is None else None
                 if stage.needs_mass and ranking is not None and sure is None:
                     sure = _is_sure(values)
@@ -396,8 +427,8 @@ class ChainRunner:
             ranking=Ranking(kept, ids), dense=None, has_cut=True, vocab_size=self.vocab_size
         )
         if bool(sure.all()):
-            return view_out, None
-        return view_out, self._rescue(segment, work, group, sure)
+            return view_out, None, sound
+        return view_out, self._rescue(segment, work, group, sure), sound
 
     def _rescue(
         self, segment: Segment, work: Tensor, group: _Group, sure: Tensor
@@ -405,7 +436,9 @@ class ChainRunner:
         indices = (~sure).nonzero()[:, 0]
         self.dense_rows += indices.numel()
         dense = work[indices]
-        self._run_dense(segment.elements, dense, group.select(indices.tolist()))
+        sound = self._run_dense(segment.elements, dense, group.select(indices.tolist()))
+        if sound is not None:
+            dense.masked_fill_(~sound[:, None], torch.nan)  # so that nothing is drawn from them
         return indices, dense
 
     def _list_size(self, segment: Segment, group: _Group) -> int:
@@ -425,7 +458,7 @@ class ChainRunner:
         alone = group.select([local])
         position = int(alone.rows.positions[0])
         work = logits[local : local + 1].float().clone()
-        reason = _fault(work)
+        reason = fault(work)
         if reason is not None:
             what = (
                 "the model's logits hold NaN or infinity"
@@ -437,8 +470,8 @@ class ChainRunner:
             try:
                 element.stage.transform(work, alone.views[element.index])
             except Exception as error:
-                return _stage_error(error, element.name, element.instance, position)
-            reason = _fault(work)
+                return stage_error(error, element.name, element.instance, position)
+            reason = fault(work)
             if reason == "dead":
                 return self._dead_row(alone, element, position)
             if reason is not None:
@@ -475,14 +508,19 @@ class ChainRunner:
 def _needed_size(segment: Segment, group: _Group) -> int:
     need = 0
     for row in range(len(group.rows)):
-        hints = [
-            element.stage.list_hint(group.views[element.index].params[row])
-            for element in segment.elements
-            if isinstance(element.stage, CutStage)
-        ]
-        known = [hint for hint in hints if hint is not None]
+        known = [hint for hint in _hints(segment, group, row) if hint is not None]
         need = max(need, min(known) + LIST_MARGIN if known else DEFAULT_LIST)
     return next((size for size in LIST_SIZES if size >= need), LIST_SIZES[-1])
+
+
+def _hints(segment: Segment, group: _Group, row: int) -> Iterator[int | None]:
+    """Ask each truncation about how many tokens of a row survive it."""
+    for element in segment.elements:
+        if isinstance(element.stage, CutStage):
+            try:
+                yield element.stage.list_hint(group.views[element.index].params[row])
+            except Exception as error:
+                raise _ElementError(element, error) from error
 
 
 def _is_sure(values: Tensor) -> Tensor:
@@ -507,20 +545,3 @@ def _total_of(work: Tensor, shapes: Sequence[Element], group: _Group) -> Tensor:
         for element in shapes:
             element.stage.transform(full, group.views[element.index])
     return row_total(full, full.amax(1))
-
-
-def _refuse_resurrection(work: Tensor, dead: Tensor) -> None:
-    if bool((dead & (work != -torch.inf)).any()):
-        raise ValueError("it gave a masked token (-inf) a finite logit")
-
-
-def _fault(work: Tensor) -> str | None:
-    if bool(torch.isnan(work).any()) or bool(torch.isposinf(work).any()):
-        return "nonfinite"
-    return "dead" if bool(torch.isneginf(work).all()) else None
-
-
-def _stage_error(error: Exception, stage: str, instance: str, position: int) -> StageError:
-    text = str(error) or type(error).__name__
-    reason = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
-    return StageError(reason, stage=stage, instance=instance, position=position)

@@ -1,4 +1,4 @@
-"""The command group `decodekit`: finds sub-commands among the plugins, and turns errors into one red sentence.
+"""The command group `decodekit`: finds sub-commands among the plugins, makes one sentence of an error.
 
 No sub-command stands here: plugins offer them by `decodekit_commands`. Built-in ones are found
 without loading anything third-party, so that a broken package cannot take the commands away that
@@ -52,7 +52,8 @@ class CommandGroup(TyperGroup):
                 absent.refuse(name, absent.COMMAND)
             known = self.list_commands(ctx)
             raise ValidationError(
-                f"there is no command {name!r} (known: {', '.join(known)}){did_you_mean(name, known)}",
+                f"there is no command {name!r} (known: {', '.join(known)})"
+                + did_you_mean(name, known),
                 parameter="command",
                 value=name,
             )
@@ -115,7 +116,9 @@ def _root(
 def main() -> None:
     """Run the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot write a character shows its code
+        if hasattr(
+            stream, "reconfigure"
+        ):  # a terminal that cannot write a character shows its code
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     handler = logging.StreamHandler()
@@ -143,7 +146,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning without the place in our code that raised it, which means nothing to a user."""
+    """Print a warning without its place in our code, which means nothing to a user."""
     say("warning", str(message), "yellow")
 
 
@@ -174,7 +177,7 @@ def _load(ctx: Any, which: str, **selection: Any) -> tuple[CommandSpec, ...]:
 
 
 def _command(spec: CommandSpec) -> Any:
-    """Turn a CommandSpec into a command of the parser; None, with a warning, if it cannot be one."""
+    """Turn a CommandSpec into a command of the parser; None, with a warning, if it cannot be."""
     try:
         if isinstance(spec.app, typer.Typer):
             command: Any = typer.main.get_group(spec.app)
@@ -191,7 +194,7 @@ def _command(spec: CommandSpec) -> Any:
 
 
 def _absent_option(option: object) -> str | None:
-    """Return the sentence for an unknown option that is the name of something this version lacks."""
+    """Return the sentence for an unknown option that names something this version lacks."""
     if not isinstance(option, str) or not option.startswith("--"):
         return None
     name = option[2:].replace("-", "_")

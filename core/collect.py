@@ -81,5 +81,6 @@ def _request_output(request: Request, completions: list[CompletionOutput]) -> Re
         outputs=completions,
         finished=request.is_finished,
         metrics=request.metrics,
+        num_cached_tokens=request.num_cached_tokens,
         plan=request.plan.report,
     )

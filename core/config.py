@@ -47,6 +47,7 @@ class EngineConfig:
     hf_token: bool | str | None
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None
     load_format: str
+    model_impl: str  # auto, decodekit (alias vllm) or transformers
     dtype: str  # auto, float16, bfloat16 or float32
     chat_template: str | None
     served_model_name: tuple[str, ...]  # empty: the model's own name
@@ -59,6 +60,9 @@ class EngineConfig:
     block_size: int  # tokens a KV block
     gpu_memory_utilization: float  # in (0, 1]
     kv_cache_memory_bytes: int | None
+    enable_prefix_caching: bool
+    enable_sleep_mode: bool
+    profiler_config: Any
     enforce_eager: bool
     seed: int
     max_logprobs: int  # -1: the whole vocabulary
@@ -157,6 +161,7 @@ class EngineArgs(KnownKeywords):
     weight_transfer_config: Any = None
     kv_transfer_config: Any = None
     load_format: str = "auto"
+    model_impl: str = "auto"
     disable_log_stats: bool = False
     plugins: list[Any] | None = None
     plugin_autoload: bool = True
@@ -208,6 +213,7 @@ class EngineArgs(KnownKeywords):
             max_num_seqs=num_seqs if self.max_num_seqs else min(num_seqs, batched),
             max_num_batched_tokens=batched,
             enable_chunked_prefill=chunked,
+            enable_prefix_caching=self.enable_prefix_caching is not False,
             served_model_name=(names,) if isinstance(names, str) else tuple(names or ()),
             override_generation_config=FrozenDict(self.override_generation_config),
             plugins=None if self.plugins is None else tuple(self.plugins),

@@ -256,6 +256,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "logprobs_mode": one_of("logprobs_mode", tuple(LOGPROBS_MODES)),
     "scheduling_policy": one_of("scheduling_policy", ("fcfs", "priority")),
     "load_format": one_of("load_format", ("auto", "safetensors", "gguf", "dummy")),
+    "model_impl": one_of("model_impl", ("auto", "decodekit", "vllm", "transformers")),
     "served_model_name": _served_model_name,
     "override_generation_config": _override_generation_config,
     "plugins": _plugins,

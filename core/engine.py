@@ -16,6 +16,8 @@ from .intake import Intake
 from .metrics import Counter, Gauge, Metric
 from .outputs import PlanReport, RequestOutput
 from .params import SamplingParams
+from .power import Power
+from .profiling import Profiling
 from .request import Request, Status
 from .request import Sequence as TokenSequence
 from .runner import StepOutcome
@@ -32,10 +34,12 @@ class LLMEngine:
     Not safe to call from several threads at once; `AsyncLLM` is.
     """
 
-    def __init__(self, config: EngineConfig, *, model_impl: str = "auto") -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.parts: Parts = build(config, model_impl=model_impl)
+        self.parts: Parts = build(config)
         self.intake = Intake(self.parts)
+        self.power = Power(self.parts)
+        self.profiling = Profiling(config.profiler_config)
         self.requests: dict[str, Request] = {}
         self.sampling_defaults = generation_defaults(self.parts.loaded, config)
         self._ready: list[RequestOutput] = []
@@ -128,6 +132,11 @@ class LLMEngine:
         """Whether another step would do anything."""
         return bool(self.requests or self._ready)
 
+    @property
+    def can_step(self) -> bool:
+        """Whether a step now would do or return anything; False while asleep."""
+        return bool(self._ready) or (self.has_unfinished_requests() and not self.power.is_sleeping)
+
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests are waiting or running."""
         return len(self.requests)
@@ -138,12 +147,15 @@ class LLMEngine:
         """Schedule, run, advance, collect; return what there is to say about requests."""
         self.check_health()
         outputs, self._ready = self._ready, []
-        if not self.parts.scheduler.has_work:
+        if self.power.is_sleeping or not self.parts.scheduler.has_work:
             return outputs
         schedule = self.parts.scheduler.schedule()
         touched = self._begin(schedule)
         if schedule.work:
             outcome = self._run(schedule)
+            if outcome is not None:
+                for sequence, _ in schedule.work:
+                    self.parts.scheduler.publish(sequence)
             touched += self._advance(outcome) if outcome is not None else self._fail(schedule)
         return outputs + self._emit(touched)
 
@@ -177,6 +189,22 @@ class LLMEngine:
         except Exception:
             log.exception("the forward pass failed; the requests of this step end with an error")
             return None
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prefixes. False, and nothing done, if blocks are in use.
+
+        `reset_running_requests` takes running requests off the device first; they are computed
+        again and lose nothing.
+        """
+        absent.check_call(reset_connector=reset_connector)
+        if reset_running_requests:
+            self.parts.scheduler.preempt_all()
+        if self.parts.pool.num_used:
+            return False
+        self.parts.pool.forget()
+        return True
 
     def _fail(self, schedule: Schedule) -> list[TokenSequence]:
         touched = [sequence for sequence, _ in schedule.work]
@@ -268,6 +296,38 @@ class LLMEngine:
                 self._num_finished += 1
         return outputs
 
+    # --- sleep and profiles ---------------------------------------------------------------------
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Pause (level 0), and free the cache and the device's weights (1), or all weights (2).
+
+        `mode`: what happens to running requests at levels 1 and 2: "abort" ends them, "keep"
+        computes them again after waking, "wait" is refused while any runs. Levels 1 and 2 need
+        `enable_sleep_mode=True` (RuntimeError). Asleep already: a warning.
+        """
+        self.power.sleep(
+            level,
+            mode,
+            abort_all=lambda: self.abort_request(list(self.requests)),
+            has_work=bool(self.requests),
+        )
+
+    def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Bring back "weights", "kv_cache" and "scheduling", or all; awake already: nothing happens."""
+        self.power.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine is paused or its memory is away."""
+        return self.power.is_sleeping
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record a torch profile; needs `profiler_config`."""
+        self.profiling.start(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Write the profile."""
+        self.profiling.stop()
+
     # --- looking at it --------------------------------------------------------------------------
 
     @property
@@ -311,6 +371,8 @@ class LLMEngine:
             "request_errors": self._num_failed,
             "num_preemptions": scheduler.num_preemptions,
             "dense_rows": self.parts.chain.dense_rows,
+            "prefix_cache_queries": pool.num_queried,
+            "prefix_cache_hits": pool.num_hit,
         }
         gauges = {
             "num_requests_running": float(len(scheduler.running)),

@@ -27,6 +27,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str | None = None
+    salt: str | None = None  # keeps the cached prefixes of this prompt apart from others
 
 
 class Intake:
@@ -65,7 +66,7 @@ class Intake:
             ids = self._cut(list(ids), options)
         known = self.parts.spec.vocab_size
         check_prompt(ids, vocab_size=known, max_model_len=limit)
-        return Prompt(tuple(ids), text)
+        return Prompt(tuple(ids), text, _salt(prompt))
 
     def _cut(self, ids: list[int], options: Mapping[str, Any]) -> list[int]:
         from .tokenizer import cut_ids, prompt_limit, truncation_side_of
@@ -154,6 +155,7 @@ class Intake:
             arrival_time=now,
             arrival_index=number,
             output_kind=params.output_kind,
+            cache_root=(prompt.salt or "").encode(),
         )
         if not parts.config.disable_log_stats:
             request.metrics = RequestStateStats(arrival_time=now, queued_ts=time.monotonic())
@@ -243,6 +245,17 @@ def _split(prompt: Any) -> tuple[str | None, Sequence[int] | None]:
         parameter="prompt",
         value=prompt,
     )
+
+
+def _salt(prompt: Any) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ValidationError(
+            f"cache_salt must be a non-empty text, got {shown(salt)}",
+            parameter="cache_salt",
+            value=salt,
+        )
+    return salt
 
 
 _KEYS = frozenset(

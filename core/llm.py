@@ -187,6 +187,32 @@ class LLM:
         """Return counters and gauges of the engine."""
         return self.llm_engine.get_metrics()
 
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prefixes; False if requests hold blocks and are not to be reset."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Pause the engine and free memory by level; see `LLMEngine.sleep`."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back "weights", "kv_cache" and "scheduling", or all."""
+        self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine is paused or its memory is away."""
+        return self.llm_engine.is_sleeping()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record a torch profile; needs `profiler_config`."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Write the profile."""
+        self.llm_engine.stop_profile()
+
     def register(self, plugin: Any) -> None:
         """Add a Stage class or a plugin module to this engine."""
         self.llm_engine.register(plugin)
@@ -278,6 +304,9 @@ class LLM:
     def _run(self, ids: Sequence[str], progress: Progress) -> list[RequestOutput]:
         """Step until the requests `ids` are done; keep results of others for their own caller."""
         waiting = {request_id for request_id in ids if request_id not in self._results}
+        if waiting and self.llm_engine.is_sleeping():
+            self._abandon(ids)
+            raise RuntimeError("the engine is asleep; call wake_up first")
         try:
             progress.start(len(waiting))
             while waiting:

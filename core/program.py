@@ -50,7 +50,7 @@ class Program:
     taps: frozenset[Tap]
     has_cut: bool
     mutates: bool  # some segment writes the dense row
-    hides: bool  # a mask could cover a broken logit before it is seen
+    hides: bool  # a mask or a cut could cover a broken logit before it is seen
     last_mask: int  # number of leading segments after which the masks are done
     needs_seen: bool
     stateful: tuple[int, ...]
@@ -89,7 +89,7 @@ def compile_program(plan: Plan, fusion: bool = True) -> Program:
         taps=taps,
         has_cut=any(part.stage.kind is Kind.CUT for part in body),
         mutates=any(not part.ranked for part in segments) or len(segments) > 1 or Tap.FINAL in taps,
-        hides=bool(masks),
+        hides=bool(masks) or any(part.stage.kind is Kind.CUT for part in body),
         last_mask=masks[-1] + 1 if masks else 0,
         needs_seen=any(Need.COUNTS in entry.stage.caps.needs for entry in plan.entries),
         stateful=tuple(

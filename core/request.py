@@ -32,6 +32,9 @@ class Sequence:
     slot: int = -1  # set by the scheduler while running
     blocks: list[int] = field(default_factory=list)  # set by the scheduler
     num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_reused: int = 0  # of those, tokens found in the prefix cache
+    num_published: int = 0  # leading blocks that the prefix cache knows
+    digests: list[bytes] = field(default_factory=list)  # names of the leading full blocks
     fork_from: Sequence | None = None  # set while the prompt of another branch is being computed
     epoch: int = -1  # set by the chain each time the sequence's state is opened
     states: list[Any] = field(default_factory=list)  # set by the chain, one per plan entry
@@ -90,6 +93,8 @@ class Request:
     output_kind: Any = None
     prompt_logprobs: Any = None  # collected by the engine while the prompt is computed
     metrics: Any = None
+    cache_root: bytes = b""  # what the names of this request's blocks start from
+    num_cached_tokens: int | None = None  # set by the scheduler when the request first runs
     is_reported: bool = (
         False  # what is told once is out: the final output, a delta's prompt log-probs
     )

@@ -85,6 +85,26 @@ class Scheduler:
             self._admit(step, budget)
         return step
 
+    def publish(self, sequence: Sequence) -> None:
+        """Make the full blocks that a sequence has computed known to later prompts."""
+        if not self.pool.caches_prefixes:
+            return
+        size = self.pool.block_size
+        full = sequence.num_computed // size
+        digests = sequence.digests
+        while len(digests) < full:
+            self._name_next(sequence)
+        for place in range(sequence.num_published, full):
+            self.pool.publish(sequence.blocks[place], digests[place])
+        sequence.num_published = max(full, sequence.num_published)
+
+    def preempt_all(self) -> None:
+        """Take every running sequence off the device; they are computed again later."""
+        for sequence in list(self.running):
+            self._preempt(sequence)
+        while self._reclaim_waiting():
+            pass
+
     def fork_children(self, parent: Sequence) -> list[tuple[int, int]]:
         """Give each waiting branch of `parent` the blocks of the prompt that `parent` has computed.
 
@@ -105,6 +125,7 @@ class Scheduler:
                 continue
             child.blocks = self.pool.share(parent.blocks[:whole]) + fresh
             child.num_computed = keep
+            child.num_published = whole
             if rest:
                 copies.append((parent.blocks[whole], fresh[0]))
         return copies
@@ -160,30 +181,66 @@ class Scheduler:
             if sequence.fork_from is not None and not sequence.fork_from.is_finished:
                 place += 1  # its prompt is on the way in another branch
                 continue
+            self._reuse(sequence)
             count = sequence.num_tokens - sequence.num_computed
             if count > budget:
                 if not self.chunked_prefill and step.work:
+                    self._give_back(sequence)
                     break
                 count = min(count, budget) if self.chunked_prefill else count
             need = self.pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
             blocks = self.pool.allocate(max(need, 0))
             if blocks is None:
+                self._give_back(sequence)
                 if not self.running and self._reclaim_waiting():
                     continue
                 break
             del self.waiting[place]
+            if sequence.request.num_cached_tokens is None:
+                sequence.request.num_cached_tokens = sequence.num_reused
             sequence.blocks += blocks
             sequence.slot = self._free_slots.pop()
             sequence.status = Status.RUNNING
             bisect.insort(self.running, sequence, key=self._rank)
             step.admitted.append(sequence)
+            self.pool.num_queried += sequence.num_tokens
+            self.pool.num_hit += sequence.num_reused
             step.work.append((sequence, count))
             budget -= count
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Give a sequence that has computed nothing the known blocks of its first tokens.
+
+        The last token is always left to compute, as its logits are wanted.
+        """
+        if not self.pool.caches_prefixes or sequence.blocks or sequence.num_computed:
+            return
+        if sequence.request.params.skip_reading_prefix_cache:
+            return
+        size = self.pool.block_size
+        most = (sequence.num_tokens - 1) // size
+        while len(sequence.digests) < most:
+            self._name_next(sequence)
+        blocks = self.pool.find(sequence.digests[:most])
+        sequence.blocks = self.pool.share(blocks)
+        sequence.num_computed = sequence.num_reused = len(blocks) * size
+        sequence.num_published = len(blocks)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Undo `_reuse` for a sequence that cannot be let in yet."""
+        if sequence.num_reused and sequence.num_computed == sequence.num_reused:
+            self._release(sequence)
+
+    def _name_next(self, sequence: Sequence) -> None:
+        digests, size = sequence.digests, self.pool.block_size
+        before = digests[-1] if digests else sequence.request.cache_root
+        start = len(digests) * size
+        digests.append(self.pool.digest(before, sequence.token_range(start, start + size)))
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_reused = sequence.num_published = 0
         if sequence.slot >= 0:
             self._free_slots.append(sequence.slot)
             sequence.slot = -1

@@ -450,6 +450,14 @@ class AttentionBackend(Protocol):
         """Copy whole blocks (source, target) in every layer."""
         ...
 
+    def release(self) -> None:
+        """Give the cache's memory back; nothing is read before `restore`."""
+        ...
+
+    def restore(self) -> None:
+        """Allocate the cache anew; its content is lost."""
+        ...
+
     @classmethod
     def bytes_per_block(cls, layout: KVLayout) -> int:
         """Return the memory of one block over all layers, in bytes."""

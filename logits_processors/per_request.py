@@ -130,6 +130,10 @@ def _outcome(logits: Tensor, params: Any, rows: RowView, row: int) -> Tensor | E
 def _checked(processor: Processor, result: object, logits: Tensor) -> Tensor:
     if isinstance(result, Tensor):
         if result.shape == logits.shape and result.is_floating_point():
+            if bool(torch.isnan(result).any()) or bool(torch.isposinf(result).any()):
+                raise ValueError(
+                    f"the logits processor {_name(processor)} returned NaN or infinity"
+                )
             return result.detach()
         got = f"a {result.dtype} tensor of shape {list(result.shape)}"
     else:

@@ -47,9 +47,19 @@ class TorchAttention:
 
     def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.restore()
+
+    def release(self) -> None:
+        self.keys.clear()
+        self.values.clear()
+
+    def restore(self) -> None:
+        layout = self.layout
         shape = (layout.num_kv_heads, layout.num_blocks, layout.block_size, layout.head_dim)
-        self.keys = [_zeros(shape, layout) for _ in range(layout.num_layers)]
-        self.values = [_zeros(shape, layout) for _ in range(layout.num_layers)]
+        self.keys[:] = [_zeros(shape, layout) for _ in range(layout.num_layers)]
+        self.values[:] = [_zeros(shape, layout) for _ in range(layout.num_layers)]
 
     def begin(self, plan: AttentionPlan) -> TorchAttentionStep:
         return TorchAttentionStep(self, plan)

@@ -29,7 +29,7 @@ WORDS = """
     vllm_processors
 """.split()
 THOUGHT = """
-    binding build chain chat chat_messages chat_template collect detokenizer discovery draft
+    binding blame build chain chat chat_messages chat_template collect detokenizer discovery draft
     generation_config gguf_vocab intake kv_cache models naming offers order plan plan_text
     plugin_info program prompt_logprobs registry runner scheduler tokenizer
 """.split()

@@ -16,6 +16,7 @@ from ...core.stage import CommandSpec
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 STYLES = {"active": "green", "quarantined": "red", "shadowed": "yellow", "blocked": "dim"}
+NAME_WIDTH = 36  # of the built-in modules, so that their names stand on one line
 
 
 @app.callback()
@@ -27,13 +28,19 @@ def _plugin() -> None:
 def list_plugins(
     plugin: Annotated[
         list[str] | None,
-        typer.Option("-p", "--plugin", metavar="NAME", show_default=False,
-                     help="Load this plugin too: a name or a file; no:NAME blocks one. Repeatable."),
+        typer.Option(
+            "-p",
+            "--plugin",
+            metavar="NAME",
+            show_default=False,
+            help="Load this plugin too: a name or a file; no:NAME blocks one. Repeatable.",
+        ),
     ] = None,
     no_plugin_autoload: Annotated[
         bool,
-        typer.Option("--no-plugin-autoload",
-                     help="Load no installed plugin but those named with -p."),
+        typer.Option(
+            "--no-plugin-autoload", help="Load no installed plugin but those named with -p."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write a JSON list.")] = False,
 ) -> None:
@@ -64,10 +71,13 @@ def show(plugins: Iterable[PluginInfo]) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("plugin", "distribution", "api", "offers", "state"):
+    table.add_column("plugin", overflow="fold", min_width=NAME_WIDTH)
+    for title in ("from", "api", "offers", "state"):
         table.add_column(title, overflow="fold")
     for info in sorted(plugins, key=lambda info: info.built_in):
-        home = "built-in" if info.built_in else f"{info.distribution or 'local'} {info.version or ''}"
+        home = (
+            "built-in" if info.built_in else f"{info.distribution or 'local'} {info.version or ''}"
+        )
         state = Text(info.state, style=STYLES.get(info.state, ""))
         if info.reason:
             state.append(f": {info.reason}", style="default")

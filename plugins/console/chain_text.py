@@ -1,4 +1,4 @@
-"""A chain as it is typed in a shell: a comma list such as `temperature=0.7, top_p(p=0.9, min_keep=2)`, or JSON.
+"""A chain as typed in a shell: a list such as `temperature=0.7, top_p(p=0.9, min_keep=2)`, or JSON.
 
 A bare value belongs to the stage's main parameter: the one that the stage's request field fills, or
 its only one. `stage as id` names the instance.
@@ -22,7 +22,7 @@ _ENTRY = re.compile(
 
 
 def parse_chain(text: str, registry: Registry) -> list[Any]:
-    """Return `text` as a value of `SamplingParams.chain`; ChainError with one sentence otherwise."""
+    """Return `text` as a value of `SamplingParams.chain`; ChainError if it is none."""
     if text.lstrip().startswith(("[", "{")):
         chain = _json(text)
         return chain if isinstance(chain, list) else [chain]

@@ -18,12 +18,18 @@ from .session import Answer, chat_request, open_engine, screen, stream
 if TYPE_CHECKING:
     from ...core.engine import LLMEngine
 
-QUESTION = "Explain in two sentences why the sky is blue."
+QUESTION = "Give three tips for a good night's sleep."
 OPENING = "The future of AI is"
 DRAWN = Sampling(
-    {"temperature": 0.6, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "seed": 7,
-     "max_tokens": 120}
-)  # fmt: skip
+    {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "seed": 1,
+        "max_tokens": 140,
+    }
+)
 BEST = Sampling({"temperature": 0.0, "max_tokens": 48})
 NEXT = """\
 Next: decodekit chat                                      talk with it

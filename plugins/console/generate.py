@@ -114,7 +114,10 @@ def generate(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Results; by default standard output.",
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Results; by default standard output.",
             show_default=False,
         ),
     ] = None,

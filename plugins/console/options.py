@@ -61,7 +61,9 @@ _ENGINE = (
     Opt("trust_remote_code", bool, "Run code that comes with the model."),
     Opt("load_format", str, "auto, safetensors, gguf, or dummy for random weights."),
     Opt("chat_template", str, "A Jinja template, or a file with one."),
-    Opt("generation_config", str, "Sampling defaults: auto (the model's), vllm (none) or a folder."),
+    Opt(
+        "generation_config", str, "Sampling defaults: auto (the model's), vllm (none) or a folder."
+    ),
     Opt("profile", str, "The named default chain."),
     Opt("no_fusion", bool, "Run every stage by itself."),
     Opt("debug", bool, "Check every stage as it runs; show tracebacks of errors."),
@@ -74,7 +76,11 @@ _SAMPLING = (
     Opt("top_k", int, "Keep the k best tokens."),
     Opt("min_p", float, "Keep tokens with at least this share of the best one's."),
     Opt("request_seed", int, "The request's own seed: equal seeds, equal tokens."),
-    Opt("max_tokens", int, f"Most tokens of an answer; {MAX_TOKENS} unless the model says otherwise."),
+    Opt(
+        "max_tokens",
+        int,
+        f"Most tokens of an answer; {MAX_TOKENS} unless the model says otherwise.",
+    ),
     Opt("min_tokens", int, "No end before so many tokens."),
     Opt("repetition_penalty", float, "Above 1: tokens already seen get less likely."),
     Opt("presence_penalty", float, "Subtracted once from tokens of the answer."),
@@ -84,7 +90,7 @@ _SAMPLING = (
     Opt("ignore_eos", bool, "Go on after the model's end token."),
     Opt("n", int, "How many answers to each prompt."),
     Opt("logprobs", int, "Log-probabilities of the n best tokens at each position."),
-    Opt("logit_bias", str, 'Added to logits: \'{"ID": BIAS}\'.', metavar="JSON"),
+    Opt("logit_bias", str, "Added to logits: '{\"ID\": BIAS}'.", metavar="JSON"),
     Opt(
         "bad_words",
         list[str],

@@ -1,4 +1,4 @@
-"""Prompts from a file, from standard input or from options, one record a line; a bad line is kept as such."""
+"""Prompts from a file, standard input or options; a bad line becomes a record that says so."""
 
 from __future__ import annotations
 

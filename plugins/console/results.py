@@ -1,4 +1,4 @@
-"""Results as lines of JSON: one record a prompt, written as soon as it is done, and read again to go on."""
+"""Results as lines of JSON, one a prompt; read again to go on where a run has stopped."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def failure_of(record: Record, error: str) -> dict[str, Any]:
 
 def has_failed(result: Mapping[str, Any]) -> bool:
     """Say whether a record, or one of its outputs, ended with an error."""
-    return bool(result.get("error")) or any(
-        part.get("error") for part in result.get("outputs", ())
-    )
+    return bool(result.get("error")) or any(part.get("error") for part in result.get("outputs", ()))
 
 
 def dump(result: Mapping[str, Any]) -> str:
@@ -54,9 +52,7 @@ def _completion(part: CompletionOutput, with_ids: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {"index": part.index, "text": part.text}
     if with_ids:
         fields["token_ids"] = list(part.token_ids)
-    fields.update(
-        finish_reason=part.finish_reason, stop_reason=part.stop_reason, error=part.error
-    )
+    fields.update(finish_reason=part.finish_reason, stop_reason=part.stop_reason, error=part.error)
     if part.logprobs is not None:
         fields["cumulative_logprob"] = _finite(part.cumulative_logprob)
         fields["logprobs"] = [

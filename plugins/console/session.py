@@ -69,9 +69,7 @@ class Answer:
         return " | ".join(parts)
 
 
-def stream(
-    engine: LLMEngine, prompt: Any, params: SamplingParams, answer: Answer
-) -> Iterator[str]:
+def stream(engine: LLMEngine, prompt: Any, params: SamplingParams, answer: Answer) -> Iterator[str]:
     """Run one request, keep `answer` up to date and yield its text as it comes.
 
     Leaving the iteration early ends the request. Ctrl-C ends it after the running step, which is

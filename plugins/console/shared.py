@@ -47,7 +47,7 @@ class Opt:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Options by the panel of the help that shows them, and what is made of those that were given."""
+    """Options, by panel of the help, and what is made of those that were given."""
 
     panels: Mapping[str, Sequence[Opt]]
     make: Callable[[dict[str, Any]], Any]

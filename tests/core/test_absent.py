@@ -49,14 +49,11 @@ ENGINE_ASKS: dict[str, Any] = {
     "mm_processor_cache_gb": 1,
     "pooler_config": {"task": "embed"},
     "structured_outputs_config": {"backend": "xgrammar"},
-    "profiler_config": {"profiler": "torch"},
     "attention_config": {"backend": "x"},
     "compilation_config": 3,
     "logits_processors": ["pkg:Processor"],
     "kv_cache_dtype": "fp8",
-    "enable_prefix_caching": True,
     "async_scheduling": True,
-    "enable_sleep_mode": True,
     "enable_lora": True,
     "max_loras": 2,
     "max_lora_rank": 32,
@@ -196,7 +193,7 @@ def test_every_row_is_one_sentence_of_its_own(row: Absent) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["enable_lora", "embed", "classify", "score", "reward", "encode", "sleep", "wake_up",
+    ["enable_lora", "embed", "classify", "score", "reward", "encode",
      "update_weights", "beam_search", "tool_server", "image_url", "input_audio",
      "video_url", "serve", "speculative_config", "tensor_parallel_size"],
 )  # fmt: skip

@@ -63,7 +63,7 @@ def test_the_list_race_draws_by_softmax(rng: torch.Generator) -> None:
     assert_law(tokens, row)
 
 
-@pytest.mark.parametrize("vocab_size", [3, 256, 700])
+@pytest.mark.parametrize("vocab_size", [3, 700])
 def test_the_two_level_race_draws_by_softmax(vocab_size: int, rng: torch.Generator) -> None:
     row = torch.randn(vocab_size, generator=rng) * 2
     row[vocab_size // 2] = -INF
