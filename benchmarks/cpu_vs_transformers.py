@@ -1,7 +1,7 @@
 """Decode with the embedded model on the CPU: decodekit beside transformers' `generate`.
 
-Both sides hold the same bfloat16 weights: the GGUF file is expanded by decodekit's reader and written
-once as an ordinary folder, from which transformers loads. Prompts of 64 tokens, 64 new tokens, no
+Both sides hold the same bfloat16 weights: decodekit's reader expands the GGUF file, and the result
+is written once as an ordinary folder, from which transformers loads. Prompts of 64 tokens, 64 new tokens, no
 end token, two threads, idle OpenMP threads asleep. A round runs every cell of the table once, the
 two sides in turn and the first one alternating, so that both meet the same neighbours; ratios are
 taken within a round and their median is reported. Rates count new tokens over the whole call, the
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import os
 
-NUM_THREADS = 2
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-os.environ["OMP_NUM_THREADS"] = str(NUM_THREADS)
+os.environ["OMP_NUM_THREADS"] = "2"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -34,6 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+NUM_THREADS = int(os.environ["OMP_NUM_THREADS"])
 PROMPT_LEN = 64
 BATCHES = (1, 16)
 MODES = ("greedy", "sampled")
@@ -128,13 +128,14 @@ def make_side(name: str, folder: Path) -> Side:
 def export(folder: Path) -> None:
     """Write the embedded model as a bfloat16 folder of transformers, with its tokenizer."""
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, logging
+
     from decodekit.core.gguf_vocab import tokenizer_from_gguf
     from decodekit.core.models.family import config_from_gguf
     from decodekit.core.models.gguf import read_gguf
     from decodekit.core.models.locate import embedded_path
     from decodekit.core.models.rope import to_halves
     from decodekit.core.models.weights import GGUFWeights
-    from transformers import LlamaConfig, LlamaForCausalLM, logging
 
     logging.disable_progress_bar()
     file = read_gguf(embedded_path())
@@ -261,7 +262,9 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 # --- what is reported -----------------------------------------------------------------------------
 
 
-def result_of(cells: list[Cell], starts: list[Start], agreed: int, new_tokens: int) -> dict[str, Any]:
+def result_of(
+    cells: list[Cell], starts: list[Start], agreed: int, new_tokens: int
+) -> dict[str, Any]:
     """Return everything as plain data: raw rounds, medians, ratios, targets."""
     import torch
     import transformers
@@ -347,7 +350,10 @@ def _speed_table(result: dict[str, Any]) -> Any:
     for name in ("batch", "mode", *SIDES, "ratio", "rounds", "target"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for cell in result["cells"]:
-        ratios = [a / b for a, b in zip(cell["rates"]["decodekit"], cell["rates"]["transformers"], strict=True)]
+        ratios = [
+            a / b
+            for a, b in zip(cell["rates"]["decodekit"], cell["rates"]["transformers"], strict=True)
+        ]
         table.add_row(
             str(cell["batch"]),
             cell["mode"],
@@ -377,12 +383,16 @@ def _speed_table(result: dict[str, Any]) -> Any:
 def _start_table(result: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table(title="A fresh process (transformers from a ready folder, decodekit from the GGUF)")
+    table = Table(
+        title="A fresh process (transformers from a ready folder, decodekit from the GGUF)"
+    )
     for name in ("", "ready (s)", "first token (s)", "peak memory (MB)"):
         table.add_column(name, justify="right" if name else "left")
     for side in SIDES:
         mine = [start for start in result["starts"] if start["side"] == side]
-        values = [median(start[key] for start in mine) for key in ("ready_s", "first_token_s", "peak_mb")]
+        values = [
+            median(start[key] for start in mine) for key in ("ready_s", "first_token_s", "peak_mb")
+        ]
         table.add_row(side, f"{values[0]:.2f}", f"{values[1]:.2f}", f"{values[2]:.0f}")
     return table
 
@@ -422,7 +432,12 @@ def main() -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     rounds, starts, new_tokens = (1, 1, 16) if options.quick else (options.rounds, 3, 64)
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with (
         tempfile.TemporaryDirectory(prefix="decodekit-bench-") as name,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,

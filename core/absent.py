@@ -187,7 +187,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("default_mm_loras", None, {}, instead=_ADAPTERS),
     _arg("enable_prompt_embeds", False, instead=_TEXT_ONLY),
     _arg("reasoning_parser", "", instead="split the text at the closing marker yourself"),
-    _arg("reasoning_config", None, instead="set max_tokens"),
     _arg("speculative_config", None, instead="leave it out: decoding is one token a step"),
     _arg("weight_transfer_config", None, instead="make the engine again with the new weights"),
     _arg("kv_transfer_config", None),
@@ -203,8 +202,6 @@ _BEST_OF = Absent(
 REQUEST_FIELDS: tuple[Absent, ...] = (
     _field("use_beam_search", False, instead="sample n outputs and keep the best"),
     _field("structured_outputs", None, instead="validate the text, or pass a MASK stage in chain"),
-    _field("thinking_token_budget", None, instead="set max_tokens"),
-    _field("repetition_detection", None, instead="set max_tokens or a penalty"),
     _field("logprob_token_ids", None, (), [], instead="use logprobs=-1 and pick the ids"),
     _field("kept_set", False),
     _field("entropy", False, instead="use logprobs=-1 and sum -p log p"),

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -116,7 +117,8 @@ class AsyncLLM:
                 yield output
         finally:
             if not finished:
-                self._send(lambda: self._drop(name, stream))
+                with suppress(EngineDeadError):  # a stopped engine has nothing to abort
+                    self._send(lambda: self._drop(name, stream))
 
     async def chat(
         self,
@@ -266,9 +268,9 @@ class AsyncLLM:
                     job()
                 for output in self.engine.step():
                     self._hand_out(output)
-            except Exception as error:
+            except BaseException as error:  # whatever it is, nobody may be left waiting
                 log.exception("the engine stopped")
-                self.engine.die(str(error))
+                self.engine.die(str(error) or type(error).__name__)
                 break
         reason = EngineDeadError("the engine has stopped")
         with self._wake:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .draft import Draft
 from .errors import ChainError, DecodekitError, ValidationError, did_you_mean
@@ -14,19 +14,27 @@ if TYPE_CHECKING:
     from .params import RequestParams
 
 
+class BoundStop(NamedTuple):
+    """The check of one stop for one request."""
+
+    check: Checker
+    respects_min_tokens: bool  # not asked before min_tokens
+    name: str
+
+
 def bind_stops(
     installed: Sequence[Stop], params: RequestParams, context: BindContext
-) -> tuple[tuple[Checker, bool], ...]:
-    """Return the checks that this request asks for, in order, and whether each minds min_tokens."""
+) -> tuple[BoundStop, ...]:
+    """Return the checks that this request asks for, in order."""
     stops: Iterable[Stop] = installed
     if params.stops:
         own = _objects(params.stops, "stop", Stop, {stop.name for stop in installed})
         stops = sorted([*installed, *own], key=lambda stop: (stop.rank, stop.name))
-    checks: list[tuple[Checker, bool]] = []
+    checks: list[BoundStop] = []
     for stop in stops:
         check = _bound("stop", stop, context)
         if check is not None:
-            checks.append((check, stop.respects_min_tokens))
+            checks.append(BoundStop(check, stop.respects_min_tokens, stop.name))
     return tuple(checks)
 
 

@@ -1,8 +1,9 @@
-"""What is checked of stages, pickers and observers while they run, and whom a failure is laid on."""
+"""What is checked of stages, pickers and observers while they run, and who is blamed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .batch import PickView, TapView
 from .errors import StageError
-from .stage import Tap
+from .stage import Tap, Verdict
 
 
 def stage_error(error: Exception, stage: str, instance: str, position: int) -> StageError:
@@ -18,6 +19,22 @@ def stage_error(error: Exception, stage: str, instance: str, position: int) -> S
     text = str(error) or type(error).__name__
     reason = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
     return StageError(reason, stage=stage, instance=instance, position=position)
+
+
+@contextmanager
+def blaming(name: str, instance: str, position: int) -> Iterator[None]:
+    """Turn what is raised inside into a StageError that names who raised it."""
+    try:
+        yield
+    except Exception as error:
+        raise stage_error(error, name, instance, position) from error
+
+
+def checked_verdict(verdict: object) -> Verdict | None:
+    """Return what a stop said; TypeError for anything else than a Verdict or None."""
+    if verdict is None or isinstance(verdict, Verdict):
+        return verdict
+    raise TypeError(f"a stop must return a Verdict or None, got {verdict!r}")
 
 
 def fault(work: Tensor) -> str | None:

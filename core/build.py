@@ -17,6 +17,7 @@ from .kv_cache import BlockPool
 from .models.config import LoadedModel, ModelSpec
 from .models.loader import load_model
 from .plan import Planner
+from .reasoning import ReasoningMarkers, markers_of
 from .registry import Registry
 from .runner import Runner
 from .scheduler import Scheduler
@@ -96,6 +97,7 @@ def build(config: EngineConfig) -> Parts:
         max_model_len=max_model_len,
         device=spec.device,
         logprobs_mode=config.logprobs_mode,
+        reasoning=_reasoning(config, tokenizer),
     )
     return Parts(
         config=config,
@@ -162,6 +164,19 @@ def _tokenizer(config: EngineConfig, loaded: LoadedModel) -> Tokenizer:
         hf_token=config.hf_token,
         metadata=gguf.metadata if gguf is not None else None,
     )
+
+
+def _reasoning(config: EngineConfig, tokenizer: Tokenizer | None) -> ReasoningMarkers | None:
+    """Tokenise where reasoning begins and ends, once an engine."""
+    if config.reasoning_config is None:
+        return None
+    if tokenizer is None:
+        raise ValidationError(
+            "reasoning_config needs the tokenizer, which is off (skip_tokenizer_init)",
+            parameter="reasoning_config",
+            value=config.reasoning_config,
+        )
+    return markers_of(config.reasoning_config, tokenizer, tuple(tokenizer.added_tokens))
 
 
 def _end_ids(spec: ModelSpec, tokenizer: Tokenizer | None, loaded: LoadedModel) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from .blame import both, checked_choice, fault, measured, refuse_resurrection, s
 from .errors import StageError
 from .program import Element, Program, Segment, compile_program
 from .slots import SlotTable
-from .stage import CutStage, Picker, Tap
+from .stage import CutStage, Kind, Picker, Tap
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -356,15 +356,16 @@ class ChainRunner:
 
     def _transform(self, element: Element, work: Tensor, group: _Group) -> Tensor | None:
         """Run one stage; of a watched one, return which rows it left sound, bool [rows]."""
-        dead = torch.isneginf(work) if self._watches(element) else None
+        watched = self._watches(element)
+        is_force = element.stage.kind is Kind.FORCE  # which may revive the token that it names
+        dead = torch.isneginf(work) if watched and not is_force else None
         try:
             element.stage.transform(work, group.views[element.index])
-            if dead is None:
-                return None
-            refuse_resurrection(work, dead)
+            if dead is not None:
+                refuse_resurrection(work, dead)
         except Exception as error:
             raise _ElementError(element, error) from error
-        return torch.isfinite(work.amax(1))
+        return torch.isfinite(work.amax(1)) if watched else None
 
     def _run_dense(
         self, elements: Sequence[Element], work: Tensor, group: _Group
@@ -396,6 +397,7 @@ class ChainRunner:
         ranked = rank_top(work, size)
         # The bound goes through the shapes as one more column: order survives them, rounding too.
         values = torch.cat([ranked.values, ranked.bound[:, None]], 1)
+        ids = ranked.ids
         shapes: list[Element] = []
         ranking: Ranking | None = None
         sure: Tensor | None = None
@@ -405,13 +407,14 @@ class ChainRunner:
             stage = element.stage
             if not isinstance(stage, CutStage):
                 sound = both(sound, self._transform(element, values, group))
+                ids = _ids_in_order(values[:, :-1], ids)
                 shapes.append(element)
                 continue
             try:
                 total = partial(_total_of, work, tuple(shapes), group) if ranking is None else None
                 if stage.needs_mass and ranking is not None and sure is None:
                     sure = _is_sure(values)
-                ranking = Ranking(values[:, :-1], ranked.ids, total_of=total)
+                ranking = Ranking(values[:, :-1], ids, total_of=total)
                 mask = stage.cut(ranking, view)
                 values[:, :-1].masked_fill_(~mask, -torch.inf)
             except Exception as error:
@@ -419,7 +422,6 @@ class ChainRunner:
         if sure is None:
             sure = _is_sure(values)
         kept = values[:, :-1]
-        ids = ranked.ids
         if kept.device.type == "cpu":  # fewer draws of noise; the host may look without waiting
             width = max(int((kept > -torch.inf).sum(1).max()), 1)
             kept, ids = kept[:, :width], ids[:, :width]
@@ -521,6 +523,19 @@ def _hints(segment: Segment, group: _Group, row: int) -> Iterator[int | None]:
                 yield element.stage.list_hint(group.views[element.index].params[row])
             except Exception as error:
                 raise _ElementError(element, error) from error
+
+
+def _ids_in_order(values: Tensor, ids: Tensor) -> Tensor:
+    """Return `ids` [rows, n] in rank order again: a shape's rounding may have made equals of two.
+
+    `values` are in order as they are, and stay so.
+    """
+    is_wrong = (values[:, 1:] == values[:, :-1]) & (ids[:, 1:] < ids[:, :-1])
+    if not bool(is_wrong.any()):
+        return ids
+    ascending, places = ids.sort(1)
+    ranks = values.gather(1, places).sort(dim=1, descending=True, stable=True).indices
+    return ascending.gather(1, ranks)
 
 
 def _is_sure(values: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The command group `decodekit`: finds sub-commands among the plugins, makes one sentence of an error.
+"""The command group `decodekit`: finds its sub-commands among the plugins.
 
 No sub-command stands here: plugins offer them by `decodekit_commands`. Built-in ones are found
 without loading anything third-party, so that a broken package cannot take the commands away that
-would show it.
+would show it. Errors of ours end as one red sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _show_warning(
     say("warning", str(message), "yellow")
 
 
-# --- sub-commands -----------------------------------------------------------------------------------
+# --- sub-commands ---------------------------------------------------------------------------------
 
 
 def _built_in_specs(ctx: Any) -> tuple[CommandSpec, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from .absent import check_engine_args
 from .config_rules import DTYPES, ENGINE_RULES, check_together
 from .pooling_params import PoolerConfig
+from .reasoning import ReasoningConfig
 from .request_params import FrozenDict
 from .structured_params import KnownKeywords, StructuredOutputsConfig, apply_rules
 
@@ -22,6 +23,7 @@ __all__ = [
     "EngineArgs",
     "EngineConfig",
     "PoolerConfig",
+    "ReasoningConfig",
     "StructuredOutputsConfig",
     "VllmConfig",
 ]
@@ -69,6 +71,7 @@ class EngineConfig:
     logprobs_mode: str
     generation_config: str
     override_generation_config: Mapping[str, Any]
+    reasoning_config: ReasoningConfig | None
     disable_log_stats: bool
     plugins: tuple[Any, ...] | None
     plugin_autoload: bool

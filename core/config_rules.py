@@ -23,6 +23,7 @@ from .param_rules import (
     text,
 )
 from .params import SamplingParams
+from .reasoning import reasoning_config
 from .sampling_rules import LOGPROBS_MODES
 
 DTYPES = {
@@ -263,6 +264,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "hf_overrides": _hf_overrides,
     "hf_token": _hf_token,
     "reasoning_parser": text("reasoning_parser", empty=True),
+    "reasoning_config": reasoning_config,
     "allowed_local_media_path": text("allowed_local_media_path", empty=True),
 }
 ENGINE_RULES |= {name: flag(name) for name in _FLAGS}

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from . import absent, collect
+from .blame import blaming, checked_verdict
 from .build import Parts, build, device_memory, generation_defaults
 from .config import EngineArgs, EngineConfig
-from .errors import EngineDeadError, ValidationError
+from .errors import EngineDeadError, StageError, ValidationError
 from .generation_config import announce, default_params
 from .intake import Intake
 from .metrics import Counter, Gauge, Metric
@@ -121,7 +122,7 @@ class LLMEngine:
                 continue
             for sequence in request.sequences:
                 self._end(sequence, Verdict("abort"))
-            self._ready += self._emit(request.sequences)
+            self._emit(request.sequences, self._ready)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Drop outputs of these requests that no step has returned yet."""
@@ -149,6 +150,15 @@ class LLMEngine:
         outputs, self._ready = self._ready, []
         if self.power.is_sleeping or not self.parts.scheduler.has_work:
             return outputs
+        try:
+            self._emit(self._turn(), outputs)
+        except BaseException:
+            self._recover(outputs)
+            raise
+        return outputs
+
+    def _turn(self) -> list[TokenSequence]:
+        """Run one step up to the new tokens; return the sequences that changed."""
         schedule = self.parts.scheduler.schedule()
         touched = self._begin(schedule)
         if schedule.work:
@@ -157,7 +167,22 @@ class LLMEngine:
                 for sequence, _ in schedule.work:
                     self.parts.scheduler.publish(sequence)
             touched += self._advance(outcome) if outcome is not None else self._fail(schedule)
-        return outputs + self._emit(touched)
+        return touched
+
+    def _recover(self, outputs: list[RequestOutput]) -> None:
+        """After an interrupt inside a step: lose nothing that was said, compute the rest again.
+
+        Tokens that were chosen and not taken are chosen again, as the noise has an address.
+        """
+        self.parts.scheduler.preempt_all()
+        ended = [
+            sequence
+            for request in list(self.requests.values())
+            for sequence in request.sequences
+            if sequence.is_finished
+        ]
+        self._emit(ended, outputs)
+        self._ready = outputs
 
     def _begin(self, schedule: Schedule) -> list[TokenSequence]:
         """Open the states of newcomers; end those that can never get another block."""
@@ -177,7 +202,7 @@ class LLMEngine:
             try:
                 self.parts.chain.open(sequence)
             except Exception as error:
-                self._break(sequence, f"its state could not be opened: {error}")
+                self._break(sequence, error)
                 schedule.work = [item for item in schedule.work if item[0] is not sequence]
                 touched.append(sequence)
         return touched
@@ -209,16 +234,23 @@ class LLMEngine:
     def _fail(self, schedule: Schedule) -> list[TokenSequence]:
         touched = [sequence for sequence, _ in schedule.work]
         for sequence in touched:
-            self._break(sequence, "the forward pass failed; see the log")
+            self._break(sequence, RuntimeError("the forward pass failed; see the log"))
         return touched
 
     def _advance(self, outcome: StepOutcome) -> list[TokenSequence]:
         """Give each sequence its token: states, record, text, stops; return those that changed."""
         sampled, result = outcome.sampled, outcome.result
+        for sequence, failure in outcome.broken:
+            self._break(sequence, failure)
         for sequence in sampled:
-            if sequence.branch == 0 and len(sequence.request.sequences) > 1:
+            is_parent = sequence.branch == 0 and len(sequence.request.sequences) > 1
+            if is_parent and not sequence.is_finished:
                 self.parts.runner.copy_blocks(self.parts.scheduler.fork_children(sequence))
-        good = [row for row in range(len(sampled)) if row not in result.errors]
+        good = [
+            row
+            for row, sequence in enumerate(sampled)
+            if row not in result.errors and not sequence.is_finished
+        ]
         late = self.parts.chain.accept(
             [sampled[row] for row in good], [result.tokens[row] for row in good]
         )
@@ -227,10 +259,10 @@ class LLMEngine:
         for row, sequence in enumerate(sampled):
             error = result.errors.get(row)
             if error is not None:
-                self._break(sequence, str(error))
-                continue
-            self._take(sequence, result.tokens[row], result.measured.get(row, ()), now)
-        return sampled
+                self._break(sequence, error)
+            elif not sequence.is_finished:
+                self._take(sequence, result.tokens[row], result.measured.get(row, ()), now)
+        return sampled + [sequence for sequence, _ in outcome.broken if sequence not in sampled]
 
     def _take(
         self,
@@ -239,31 +271,47 @@ class LLMEngine:
         measured: Sequence[tuple[int, Mapping[str, Any]]],
         now: float,
     ) -> None:
+        """Write a token down; what an observer, a stop or the text raises ends this sequence."""
+        position = len(sequence.output_ids)
         sequence.output_ids.append(token)
+        try:
+            verdict = self._written(sequence, token, measured)
+        except BaseException as error:
+            del sequence.output_ids[position:]
+            self._break(sequence, error)
+            if not isinstance(error, Exception):
+                raise
+            return
         self._num_generated += 1
-        plan = sequence.plan
-        for place, values in measured:
-            plan.observers[place][0].record(sequence.records[place], token, values)
         metrics = sequence.request.metrics
         if metrics is not None:
             collect.note_token(metrics, now)
-        verdict = self._stopped(sequence)
-        ends = verdict is not None and verdict.reason == "stop"
-        hit = sequence.text.push((token,), last_ends=ends)
-        if hit is not None:
-            verdict = Verdict("stop", hit.stop)
         if verdict is not None:
             self._end(sequence, verdict)
 
-    def _stopped(self, sequence: TokenSequence) -> Verdict | None:
-        below = len(sequence.output_ids) < (sequence.request.params.min_tokens or 0)
-        for checker, respects_min_tokens in sequence.plan.stops:
-            if below and respects_min_tokens:
-                continue
-            verdict: Verdict | None = checker(sequence)
-            if verdict is not None:
-                return verdict
-        return None
+    def _written(
+        self,
+        sequence: TokenSequence,
+        token: int,
+        measured: Sequence[tuple[int, Mapping[str, Any]]],
+    ) -> Verdict | None:
+        """Tell observers, stops and the text of the last token; return why it ends, or None."""
+        position = len(sequence.output_ids) - 1
+        plan = sequence.plan
+        for place, values in measured:
+            observer = plan.observers[place][0]
+            with blaming(observer.name, "observer", position):
+                observer.record(sequence.records[place], token, values)
+        below = position + 1 < (sequence.request.params.min_tokens or 0)
+        verdict: Verdict | None = None
+        for stop in plan.stops:
+            if verdict is None and not (below and stop.respects_min_tokens):
+                with blaming(stop.name, "stop", position):
+                    verdict = checked_verdict(stop.check(sequence))
+        ends = verdict is not None and verdict.reason == "stop"
+        with blaming("detokenizer", "text", position):
+            hit = sequence.text.push((token,), last_ends=ends)
+        return verdict if hit is None else Verdict("stop", hit.stop)
 
     # --- endings ------------------------------------------------------------------------------
 
@@ -274,27 +322,40 @@ class LLMEngine:
             self.parts.scheduler.finish(sequence)
         sequence.finish_reason = verdict.reason
         sequence.stop_reason = verdict.detail
-        sequence.text.finish()
+        try:
+            with blaming("detokenizer", "text", len(sequence.output_ids)):
+                sequence.text.finish()
+        except StageError as error:
+            self._break(sequence, error)
 
-    def _break(self, sequence: TokenSequence, error: str) -> None:
-        if sequence.finish_reason is None:
-            self._num_failed += 1
-            sequence.error = error
-            log.warning("request %s failed: %s", sequence.request.request_id, error)
+    def _break(self, sequence: TokenSequence, error: BaseException) -> None:
+        """End a sequence with an error, even one that has just ended otherwise."""
+        if sequence.finish_reason == "error":
+            return
+        self._num_failed += 1
+        sequence.error = str(error) or type(error).__name__
+        log.warning("request %s failed: %s", sequence.request.request_id, sequence.error)
         self._end(sequence, Verdict("error"))
+        sequence.finish_reason, sequence.stop_reason = "error", None
 
-    def _emit(self, touched: Iterable[TokenSequence]) -> list[RequestOutput]:
-        """Make the outputs that these sequences' requests ask for, and forget finished requests."""
-        outputs: list[RequestOutput] = []
+    def _emit(self, touched: Iterable[TokenSequence], outputs: list[RequestOutput]) -> None:
+        """Append the outputs that these sequences' requests ask for; forget finished requests."""
         for sequence in touched:
             request = sequence.request
-            output = collect.output_of(request, sequence, self.config.stream_interval)
+            output = self._output(sequence)
             if output is not None:
                 outputs.append(output)
             if request.is_finished and self.requests.get(request.request_id) is request:
                 del self.requests[request.request_id]
                 self._num_finished += 1
-        return outputs
+
+    def _output(self, sequence: TokenSequence) -> RequestOutput | None:
+        """Make one output; an observer whose result fails ends its own sequence with an error."""
+        while True:
+            try:
+                return collect.output_of(sequence, self.config.stream_interval)
+            except collect.LostRecord as lost:
+                self._break(lost.sequence, lost.error)
 
     # --- sleep and profiles ---------------------------------------------------------------------
 

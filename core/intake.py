@@ -188,9 +188,14 @@ class Intake:
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
         texts = None if tokenizer is None else TokenTexts(tokenizer)
-        sequence.records = [
-            observer.open(order, texts) for observer, order in request.plan.observers
-        ]
+        for observer, order in request.plan.observers:
+            try:
+                sequence.records.append(observer.open(order, texts))
+            except Exception as error:
+                raise ValidationError(
+                    f"observer {observer.name!r} cannot be opened: {type(error).__name__}: {error}",
+                    parameter="observers",
+                ) from error
         return sequence
 
 

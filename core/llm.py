@@ -310,9 +310,11 @@ class LLM:
         try:
             progress.start(len(waiting))
             while waiting:
-                for output in self.llm_engine.step():
+                outputs = self.llm_engine.step()
+                for output in outputs:  # all are kept before the bar may raise
                     if output.request_id in waiting or output.request_id in self._queued:
                         self._results[output.request_id] = output
+                for output in outputs:
                     if output.request_id in waiting:
                         waiting.remove(output.request_id)
                         progress.finished(output)

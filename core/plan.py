@@ -14,18 +14,19 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .binding import ask, bind_observers, bind_stage, bind_stops
+from .binding import BoundStop, ask, bind_observers, bind_stage, bind_stops
 from .draft import Draft, chain_key, draft_chain
 from .errors import ChainError, NotInThisVersion, ValidationError, did_you_mean
 from .order import Order, soft_violations
 from .plan_report import DroppedStep, PlanReport, PlanStep
 from .plan_text import changes, describe, shown_values
-from .stage import BindContext, Checker, Need, Observer, Profile, Stage, Tap
+from .stage import BindContext, Need, Observer, Profile, Stage, Tap
 
 if TYPE_CHECKING:
     import torch
 
     from .params import RequestParams
+    from .reasoning import ReasoningMarkers
     from .registry import Registry
 
 MAX_CACHED = 1024  # chains kept by one planner
@@ -56,7 +57,7 @@ class Plan:
     entries: tuple[PlanEntry, ...]  # the last one is the picker
     key: int
     observers: tuple[tuple[Observer, Hashable], ...]  # with this request's orders
-    stops: tuple[tuple[Checker, bool], ...]  # in order; True: not asked before min_tokens
+    stops: tuple[BoundStop, ...]  # in order
     report: PlanReport
     needs: frozenset[Need]
     stateful: tuple[int, ...]  # places of the entries that keep a state
@@ -105,6 +106,7 @@ class Planner:
         tokenizer: Any = None,
         profile: str = "default",
         logprobs_mode: str = "raw_logprobs",
+        reasoning: ReasoningMarkers | None = None,
     ) -> None:
         self.registry = registry
         self.profile = profile
@@ -117,6 +119,7 @@ class Planner:
             "device": device,
             "tokenizer": tokenizer,
             "logprobs_mode": logprobs_mode,
+            "reasoning": reasoning,
         }
         self._chains: OrderedDict[Hashable, _Chain] = OrderedDict()
         self._keys: dict[Hashable, int] = {}

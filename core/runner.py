@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .blame import stage_error
 from .chain import ChainRunner, StepResult
 from .models.config import CausalLM
 from .request import Sequence as TokenSequence
@@ -24,6 +25,7 @@ class StepOutcome:
 
     sampled: list[TokenSequence]
     result: StepResult
+    broken: list[tuple[TokenSequence, Exception]]  # whose prompt log-probs failed
 
 
 class Runner:
@@ -42,21 +44,25 @@ class Runner:
         hidden = self._forward(work)  # [T, hidden]
         sampled: list[TokenSequence] = []
         last_rows: list[int] = []
+        broken: list[tuple[TokenSequence, Exception]] = []
         start = 0
         for sequence, count in work:
             done = sequence.num_computed + count
             collector = sequence.request.prompt_logprobs
             if collector is not None and sequence.branch == 0:
-                self._collect(collector, sequence, hidden[start : start + count])
+                try:
+                    self._collect(collector, sequence, hidden[start : start + count])
+                except Exception as error:
+                    broken.append((sequence, stage_error(error, "prompt_logprobs", "prompt", 0)))
             start += count
             if done == sequence.num_tokens:
                 sampled.append(sequence)
                 last_rows.append(start - 1)
             sequence.num_computed = done
         if not sampled:
-            return StepOutcome([], StepResult([]))
+            return StepOutcome([], StepResult([]), broken)
         rows = hidden if len(last_rows) == hidden.shape[0] else hidden[last_rows]
-        return StepOutcome(sampled, self.chain.run(sampled, self.model.logits(rows)))
+        return StepOutcome(sampled, self.chain.run(sampled, self.model.logits(rows)), broken)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy cache blocks (source, target)."""

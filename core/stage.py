@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .batch import PickView, Ranking, RowView, TapView
+    from .reasoning import ReasoningMarkers
 
 STAGE_API = 1
 
@@ -119,6 +120,7 @@ class BindContext:
     request: Any = None  # the frozen request parameters
     prompt_ids: tuple[int, ...] = ()
     logprobs_mode: str = "raw_logprobs"  # the engine's, where the request names none
+    reasoning: ReasoningMarkers | None = None  # where reasoning begins and ends, if it is known
 
 
 class Stage:

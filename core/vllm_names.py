@@ -21,6 +21,7 @@ ALIASES: dict[str, str] = {
     "config": "config",
     "config.model": "config",
     "config.pooler": "pooling_params",
+    "config.reasoning": "reasoning",
     "config.structured_outputs": "structured_params",
     "config.vllm": "config",
     "engine.arg_utils": "config",

@@ -24,7 +24,7 @@ FACE_FILES = {"__init__.py", "__main__.py"}
 # Core's bands: a file imports its own band and those above it in this table.
 WORDS = """
     absent batch config config_rules errors hookspecs inputs logprobs lora_request metrics outputs
-    param_rules params plan_report pooling_outputs pooling_params request request_checks
+    param_rules params plan_report pooling_outputs pooling_params reasoning request request_checks
     request_params sampling_rules slots spelling stage stage_rules structured_params vllm_names
     vllm_processors
 """.split()

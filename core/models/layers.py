@@ -96,7 +96,8 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, shared: bool = Fa
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return DenseLinear(weight, bias)
     if weight.dtype == torch.float32 or multiplies_natively(weight.dtype):
-        return PackedLinear(weight, bias, keep=shared)
+        # oneDNN packs half types to advantage even for a whole vocabulary; float32 gains nothing.
+        return PackedLinear(weight, bias, keep=shared and weight.dtype == torch.float32)
     return WideningLinear(weight, bias)
 
 

@@ -16,7 +16,7 @@ from ...core.stage import CommandSpec
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 STYLES = {"active": "green", "quarantined": "red", "shadowed": "yellow", "blocked": "dim"}
-NAME_WIDTH = 36  # of the built-in modules, so that their names stand on one line
+NAME_WIDTH = 24  # letters of a name that still leave room for the rest on a narrow terminal
 
 
 @app.callback()
@@ -64,25 +64,40 @@ def described(info: PluginInfo) -> dict[str, Any]:
 
 
 def show(plugins: Iterable[PluginInfo]) -> None:
-    """Print the table: third-party plugins first, since they are what a reader looks for."""
+    """Print a table, third-party plugins first, and under it why some are not active."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("plugin", overflow="fold", min_width=NAME_WIDTH)
-    for title in ("from", "api", "offers", "state"):
-        table.add_column(title, overflow="fold")
-    for info in sorted(plugins, key=lambda info: info.built_in):
-        home = (
-            "built-in" if info.built_in else f"{info.distribution or 'local'} {info.version or ''}"
-        )
+    for title in ("plugin", "from", "api", "offers", "state"):
+        table.add_column(title, overflow="fold", no_wrap=title == "state")
+    ordered = sorted(plugins, key=lambda info: info.built_in)
+    for info in ordered:
         state = Text(info.state, style=STYLES.get(info.state, ""))
+        table.add_row(
+            Text(_name(info)), Text(_home(info)), _range(info), Text(_offers(info)), state
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for info in ordered:
         if info.reason:
-            state.append(f": {info.reason}", style="default")
-        table.add_row(Text(info.name), home.strip(), _range(info), Text(_offers(info)), state)
-    Console(highlight=False).print(table)
+            style = STYLES.get(info.state, "")
+            console.print(Text(f"{info.name} is {info.state}: {info.reason}", style=style))
+
+
+def _name(info: PluginInfo) -> str:
+    """Break a long module name before its last part."""
+    home, dot, last = info.name.rpartition(".")
+    is_long = len(info.name) > NAME_WIDTH and "/" not in info.name
+    return f"{home}.\n{last}" if dot and is_long else info.name
+
+
+def _home(info: PluginInfo) -> str:
+    if info.built_in:
+        return "built-in"
+    return f"{info.distribution} {info.version or ''}".strip() if info.distribution else "local"
 
 
 def _range(info: PluginInfo) -> str:

@@ -16,6 +16,7 @@ from ...core.stage import CommandSpec
 from .options import ENGINE, SAMPLING, Sampling
 from .session import Answer, chat_request, open_engine, screen, stream
 from .shared import takes
+from .typewriter import Typewriter
 
 if TYPE_CHECKING:
     from ...core.engine import LLMEngine
@@ -52,14 +53,14 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = Answer()
+        page = Typewriter(sys.stdout)
         try:
             request = chat_request(self.engine, [*system, *asked])
             for piece in stream(self.engine, request, params, answer):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                page.write(piece)
         finally:
             if answer.token_ids:
-                print(flush=True)
+                page.end()
         if answer.error is None and answer.text:
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         return answer

@@ -14,6 +14,7 @@ from ...core.hookspecs import hookimpl
 from ...core.stage import CommandSpec
 from .options import Sampling
 from .session import Answer, chat_request, open_engine, screen, stream
+from .typewriter import Typewriter
 
 if TYPE_CHECKING:
     from ...core.engine import LLMEngine
@@ -60,11 +61,11 @@ def demo() -> None:
 def _stream(engine: LLMEngine, prompt: Any, start: str, sampling: Sampling) -> bool:
     """Write one answer as it comes and its line; say whether it failed."""
     answer = Answer()
-    sys.stdout.write(start)
+    page = Typewriter(sys.stdout)
+    page.write(start)
     for piece in stream(engine, prompt, sampling.build(engine), answer):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    print(flush=True)
+        page.write(piece)
+    page.end()
     if answer.error is not None:
         say("error", answer.error, "red")
     screen().print(answer.summary(), style="dim", markup=False)

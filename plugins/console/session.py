@@ -25,10 +25,12 @@ MOST_LETTERS = 40  # of one value in a summary
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """Return a console that colours terminals only, and honours NO_COLOR."""
+    """Return a console that colours and wraps on terminals only, and honours NO_COLOR."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    console = Console(stderr=stderr, highlight=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def open_engine(arguments: EngineArgs) -> LLMEngine:

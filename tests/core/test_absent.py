@@ -63,7 +63,6 @@ ENGINE_ASKS: dict[str, Any] = {
     "default_mm_loras": {"image": "/a"},
     "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
-    "reasoning_config": {"think_start_str": "<think>"},
     "speculative_config": {"method": "ngram"},
     "weight_transfer_config": {"backend": "nccl"},
     "kv_transfer_config": {"kv_connector": "x"},
@@ -74,8 +73,6 @@ FIELD_ASKS: dict[str, dict[str, Any]] = {
     "best_of": {"best_of": 2},
     "use_beam_search": {"use_beam_search": True, "best_of": 2},
     "structured_outputs": {"structured_outputs": {"regex": "a"}},
-    "thinking_token_budget": {"thinking_token_budget": 0},
-    "repetition_detection": {"repetition_detection": RepetitionDetectionParams(2, 1, 2)},
     "logprob_token_ids": {"logprob_token_ids": [1]},
     "kept_set": {"kept_set": True},
     "entropy": {"entropy": True},
@@ -116,6 +113,8 @@ WORKING: dict[str, Any] = {
     "on_dead_row": "eos",
     "logprobs_mode": "final",
     "truncate_prompt_tokens": 4,
+    "thinking_token_budget": 0,
+    "repetition_detection": RepetitionDetectionParams(2, 1, 2),
 }
 
 

@@ -99,6 +99,19 @@ def test_a_list_gives_the_token_of_the_whole_row(
     assert cut == {"top_k": 1} or len(set(listed)) > 1
 
 
+def test_rounding_that_makes_a_tie_is_broken_by_id_in_a_list_too() -> None:
+    logits = torch.full((1, VOCAB), -300.0)
+    logits[0, 5] = 1.98
+    logits[0, 9] = torch.nextafter(logits[0, 5], torch.tensor(2.0))
+    quotients = logits[0, [5, 9]] / torch.tensor(1.9)
+    assert quotients[0] == quotients[1]
+    cut = {"temperature": 1.9, "top_p": 0.2}
+
+    tokens = [run(logits, [cut], [0], fusion=fusion) for fusion in (True, False)]
+
+    assert tokens == [[5], [5]]
+
+
 def test_rows_with_any_neighbours_draw_what_they_draw_alone(rng: torch.Generator) -> None:
     cuts = [CUTS[row % len(CUTS)] for row in range(64)]
     logits = rows(64, 2.0, 1 / 16, rng)

@@ -393,7 +393,7 @@ def test_a_plan_lists_needs_states_and_guests(admit: Admit) -> None:
 def test_stops_are_in_order_and_say_whether_they_mind_min_tokens(admit: Admit) -> None:
     stops = admit(stops=[Ending("middle", 1), "late", {"stop": "early"}]).stops
 
-    assert [(check(None), minds) for check, minds in stops] == [  # type: ignore[arg-type,func-returns-value]
+    assert [(check(None), minds) for check, minds, _ in stops] == [  # type: ignore[arg-type,func-returns-value]
         ("early", True),
         ("middle", True),
         ("late", False),

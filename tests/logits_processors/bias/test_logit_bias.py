@@ -15,7 +15,7 @@ INF = float("inf")
 
 def test_it_equals_transformers_sequence_bias_of_single_tokens(rng: torch.Generator) -> None:
     logits = torch.randn(2, 40, generator=rng)
-    biases: list[dict[int, float]] = [{3: 1.5, 39: -2.25}, {0: 0.5}]
+    biases: list[dict[int, float]] = [{3: 1.5, 39: -2.25}, {1: 0.5}]
 
     result = apply_stage(LogitBias, logits, [{"bias": bias} for bias in biases])
 

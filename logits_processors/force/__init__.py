@@ -1,0 +1,1 @@
+"""FORCE stages: exactly one token stays alive."""
