@@ -185,7 +185,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("lora_dtype", "auto", instead=_ADAPTERS),
     _arg("fully_sharded_loras", False, instead=_ADAPTERS),
     _arg("default_mm_loras", None, {}, instead=_ADAPTERS),
-    _arg("enable_prompt_embeds", False, instead=_TEXT_ONLY),
     _arg("reasoning_parser", "", instead="split the text at the closing marker yourself"),
     _arg("speculative_config", None, instead="leave it out: decoding is one token a step"),
     _arg("weight_transfer_config", None, instead="make the engine again with the new weights"),
@@ -215,9 +214,6 @@ REQUEST_FIELDS: tuple[Absent, ...] = (
         "logprobs_mode",
         "give one mode",
         lambda value: isinstance(value, (list, tuple)) and len(value) > 1,
-    ),
-    Absent(
-        REQUEST_FIELD, "on_dead_row", "use 'error' or 'eos'", lambda value: value == "relax"
     ),
 )
 
@@ -263,7 +259,6 @@ PROMPT_KEYS: tuple[Absent, ...] = _rows(
     "multi_modal_data",
     "mm_processor_kwargs",
     "multi_modal_uuids",
-    "prompt_embeds",
     "token_type_ids",
     "encoder_prompt",
     "decoder_prompt",

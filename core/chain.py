@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..kernels.reference.log_total import log_total
 from ..kernels.reference.mass import row_total
 from ..kernels.reference.ranked import rank_top
 from .batch import PickView, Ranking, Rows, RowView, TapView
-from .blame import both, checked_choice, fault, measured, refuse_resurrection, stage_error
+from .blame import both, checked_choice, measured, refuse_resurrection, stage_error
 from .errors import StageError
 from .program import Element, Program, Segment, compile_program
+from .rescue import rescue
 from .slots import SlotTable
 from .stage import CutStage, Kind, Picker, Tap
 
@@ -42,6 +44,8 @@ class StepResult:
     tokens: list[int]
     errors: dict[int, StageError] = field(default_factory=dict)
     measured: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)  # raw log-probabilities of the tokens
+    notes: dict[int, dict[str, str]] = field(default_factory=dict)  # stage instance -> sentence
 
 
 class _ElementError(Exception):
@@ -51,6 +55,10 @@ class _ElementError(Exception):
         super().__init__(str(cause))
         self.element = element
         self.cause = cause
+
+    def blame(self, position: int) -> StageError:
+        """Return the error of the request."""
+        return stage_error(self.cause, self.element.name, self.element.instance, position)
 
 
 class _Group:
@@ -204,6 +212,7 @@ class ChainRunner:
             part = logits if whole else logits[members]
             self._run_group(group, part, members, result)
         self._groups = live
+        result.scores = self._scores(logits, result.tokens)
         return result
 
     def _group(
@@ -232,15 +241,24 @@ class ChainRunner:
         chosen: list[int] = tokens.tolist()
         broken = [] if bool(healthy.all()) else (~healthy).nonzero()[:, 0].tolist()
         for local in broken:
-            outcome = self._diagnose(group, logits, local)
+            outcome, notes = self._rescue_row(group, logits, local, taps)
             if isinstance(outcome, StageError):
                 result.errors[members[local]] = outcome
             else:
                 chosen[local] = outcome
                 tokens[local] = outcome
+            if notes:
+                result.notes[members[local]] = notes
         for local, row in enumerate(members):
             result.tokens[row] = chosen[local]
         self._measure(group, taps, tokens, members, result)
+
+    def _scores(self, logits: Tensor, tokens: Sequence[int]) -> list[float]:
+        """Return the log-probability of each row's token before every stage, NaN without one."""
+        known = logits[:, : self.tokenizer_size]
+        ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        values = known.gather(1, ids.clamp(0, known.shape[1] - 1)[:, None])[:, 0].float() - log_total(known)
+        return values.masked_fill(ids < 0, torch.nan).tolist()
 
     def _measure(
         self,
@@ -270,10 +288,7 @@ class ChainRunner:
     ) -> None:
         """After a stage raised: run each row by itself, so that only the culprits fail."""
         if len(members) == 1:
-            position = int(group.rows.positions[0])
-            result.errors[members[0]] = stage_error(
-                failure.cause, failure.element.name, failure.element.instance, position
-            )
+            result.errors[members[0]] = failure.blame(int(group.rows.positions[0]))
             return
         for local, row in enumerate(members):
             self._run_group(group.select([local]), logits[local : local + 1], [row], result)
@@ -367,9 +382,7 @@ class ChainRunner:
             raise _ElementError(element, error) from error
         return torch.isfinite(work.amax(1)) if watched else None
 
-    def _run_dense(
-        self, elements: Sequence[Element], work: Tensor, group: _Group
-    ) -> Tensor | None:
+    def _run_dense(self, elements: Sequence[Element], work: Tensor, group: _Group) -> Tensor | None:
         """Run stages one by one on whole rows; return which rows stayed sound, None: all did."""
         sound: Tensor | None = None
         for element in elements:
@@ -440,7 +453,7 @@ class ChainRunner:
         dense = work[indices]
         sound = self._run_dense(segment.elements, dense, group.select(indices.tolist()))
         if sound is not None:
-            dense.masked_fill_(~sound[:, None], torch.nan)  # so that nothing is drawn from them
+            dense.masked_fill_(~sound[:, None], -torch.inf)  # not fit to draw from
         return indices, dense
 
     def _list_size(self, segment: Segment, group: _Group) -> int:
@@ -452,56 +465,38 @@ class ChainRunner:
 
     # --- when a row is not fit to draw from -----------------------------------------------------
 
-    def _diagnose(self, group: _Group, logits: Tensor, local: int) -> StageError | int:
-        """Find which stage broke a row, by running it alone with a look after each stage.
+    def _rescue_row(
+        self,
+        group: _Group,
+        logits: Tensor,
+        local: int,
+        taps: Mapping[Tap, TapView],
+    ) -> tuple[StageError | int, dict[str, str]]:
+        """Find out what broke a row and choose its token all the same, if its request wants that.
 
-        Returns the end token where the request asked for it on a dead row.
+        Taps that saw no token alive get the row that the token was chosen from.
         """
         alone = group.select([local])
-        position = int(alone.rows.positions[0])
-        work = logits[local : local + 1].float().clone()
-        reason = fault(work)
-        if reason is not None:
-            what = (
-                "the model's logits hold NaN or infinity"
-                if reason != "dead"
-                else ("the model left no token alive")
+        outcome = rescue(alone, logits[local : local + 1])
+        if isinstance(outcome, StageError):
+            return outcome, {}
+        token = outcome.token
+        if token is None:
+            view = PickView(
+                ranking=None,
+                dense=outcome.row,
+                has_cut=group.program.has_cut,
+                vocab_size=self.vocab_size,
             )
-            return StageError(what, stage="model", instance="logits", position=position)
-        for element in alone.program.elements:
             try:
-                element.stage.transform(work, alone.views[element.index])
-            except Exception as error:
-                return stage_error(error, element.name, element.instance, position)
-            reason = fault(work)
-            if reason == "dead":
-                return self._dead_row(alone, element, position)
-            if reason is not None:
-                return StageError(
-                    "it left NaN or infinity in the logits",
-                    stage=element.name,
-                    instance=element.instance,
-                    position=position,
-                )
-        picker = group.program.picker
-        return StageError(
-            "the row could not be drawn from",
-            stage=picker.name,
-            instance=picker.instance,
-            position=position,
-        )
-
-    def _dead_row(self, alone: _Group, element: Element, position: int) -> StageError | int:
-        source: Any = alone.rows.sources[0]
-        params = source.request.params
-        if params.on_dead_row == "eos" and source.request.plan.eos_id is not None:
-            return int(source.request.plan.eos_id)
-        return StageError(
-            "it left no token alive",
-            stage=element.name,
-            instance=element.instance,
-            position=position,
-        )
+                fit = torch.ones(1, dtype=torch.bool, device=self.table.device)
+                token = int(self._call_picker(alone, view, fit))
+            except _ElementError as failure:
+                return failure.blame(int(alone.rows.positions[0])), {}
+        for tap in (Tap.MASKED, Tap.FINAL):
+            if tap in taps and bool(torch.isneginf(taps[tap].logits[local]).all()):
+                taps[tap].logits[local] = outcome.row[0]
+        return token, outcome.notes
 
 
 # --- small parts ----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def _request_output(
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
-        prompt_token_ids=list(request.prompt_ids),
+        prompt_token_ids=None if request.prompt_embeds is not None else list(request.prompt_ids),
         prompt_logprobs=prompt_logprobs,
         outputs=completions,
         finished=finished,

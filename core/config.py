@@ -64,6 +64,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None
     enable_prefix_caching: bool
     enable_sleep_mode: bool
+    enable_prompt_embeds: bool
     profiler_config: Any
     enforce_eager: bool
     seed: int

@@ -97,7 +97,7 @@ class LLMEngine:
             truncate=frozen.truncate_prompt_tokens,
             tokenization_kwargs=tokenization_kwargs,
         )
-        self._check_room(len(read.ids))
+        self._check_room(read.length)
         request = self.intake.admit(
             request_id,
             read,
@@ -109,7 +109,7 @@ class LLMEngine:
         if prompt_text is not None:
             request.prompt = prompt_text
         self.requests[request_id] = request
-        self._num_prompt_tokens += len(read.ids)
+        self._num_prompt_tokens += read.length
         for sequence in request.sequences:
             self.parts.scheduler.add(sequence)
         return request_id

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from ..kernels.reference.noise import request_key, seed_key
@@ -27,7 +28,21 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str | None = None
+    embeds: Any = None  # Tensor [tokens, hidden]; then `ids` is empty
     salt: str | None = None  # keeps the cached prefixes of this prompt apart from others
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.ids) if self.embeds is None else int(self.embeds.shape[0])
+
+    @property
+    def cache_root(self) -> bytes:
+        """What the prefix cache mixes into the names of this prompt's blocks."""
+        root = (self.salt or "").encode()
+        if self.embeds is not None:
+            root += blake2b(self.embeds.float().cpu().numpy().tobytes()).digest()
+        return root
 
 
 class Intake:
@@ -48,6 +63,8 @@ class Intake:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Read one prompt: text, ids, or a dict with `prompt` or `prompt_token_ids`."""
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            return self._embeds_prompt(prompt)
         text, ids = _split(prompt)
         options = dict(tokenization_kwargs or {})
         options.setdefault("truncate_prompt_tokens", truncate)
@@ -66,7 +83,37 @@ class Intake:
             ids = self._cut(list(ids), options)
         known = self.parts.spec.vocab_size
         check_prompt(ids, vocab_size=known, max_model_len=limit)
-        return Prompt(tuple(ids), text, _salt(prompt))
+        return Prompt(tuple(ids), text, salt=_salt(prompt))
+
+    def _embeds_prompt(self, prompt: Mapping[str, Any]) -> Prompt:
+        """Read a prompt given as embeddings [tokens, hidden]; a leading 1 is squeezed."""
+        parts = self.parts
+        if not parts.config.enable_prompt_embeds:
+            raise ValidationError(
+                "prompt_embeds needs an engine that was made with enable_prompt_embeds=True",
+                parameter="prompt_embeds",
+            )
+        absent.check_prompt({**prompt, "prompt_embeds": None})
+        given = prompt["prompt_embeds"]
+        hidden = parts.spec.hidden_size
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) == 3 and shape[0] == 1:
+            given, shape = given[0], shape[1:]
+        if len(shape) != 2 or shape[1] != hidden or not getattr(given, "is_floating_point", bool)():
+            raise ValidationError(
+                f"prompt_embeds must be a floating-point tensor [tokens, {hidden}], got "
+                f"{list(shape) or shown(given)}",
+                parameter="prompt_embeds",
+                value=shape,
+            )
+        if not 0 < shape[0] < parts.max_model_len:
+            raise ValidationError(
+                f"prompt_embeds must have from 1 to {parts.max_model_len - 1} tokens, got {shape[0]}",
+                parameter="prompt_embeds",
+                value=shape[0],
+            )
+        values = given.detach().to(device=parts.spec.device, dtype=parts.spec.dtype)
+        return Prompt((), prompt.get("prompt"), embeds=values, salt=_salt(prompt))
 
     def _cut(self, ids: list[int], options: Mapping[str, Any]) -> list[int]:
         from .tokenizer import cut_ids, prompt_limit, truncation_side_of
@@ -133,10 +180,17 @@ class Intake:
     ) -> Request:
         """Plan the chain and make the request with its sequences; nothing runs yet."""
         parts = self.parts
+        if prompt.embeds is not None and params.prompt_logprobs is not None:
+            raise ValidationError(
+                "prompt_logprobs needs token ids, but the prompt is embeddings",
+                parameter="prompt_logprobs",
+                value=params.prompt_logprobs,
+            )
         number = next(self._numbers)
         plan = parts.planner.admit(
             params,
             prompt_ids=prompt.ids,
+            prompt_len=prompt.length,
             stop_ids=tuple(sorted(params.all_stop_token_ids)),
             provenance=provenance,
         )
@@ -155,7 +209,8 @@ class Intake:
             arrival_time=now,
             arrival_index=number,
             output_kind=params.output_kind,
-            cache_root=(prompt.salt or "").encode(),
+            cache_root=prompt.cache_root,
+            prompt_embeds=prompt.embeds,
         )
         if not parts.config.disable_log_stats:
             request.metrics = RequestStateStats(arrival_time=now, queued_ts=time.monotonic())
@@ -167,16 +222,22 @@ class Intake:
                 tokenizer_size=parts.tokenizer_size,
                 flat=params.flat_logprobs,
             )
-        request.sequences = [self._sequence(request, branch) for branch in range(params.n)]
+        request.sequences = [
+            self._sequence(request, branch, prompt.length) for branch in range(params.n)
+        ]
         for child in request.sequences[1:]:
             child.fork_from = request.sequences[0]
         return request
 
-    def _sequence(self, request: Request, branch: int) -> TokenSequence:
+    def _sequence(self, request: Request, branch: int, prompt_len: int) -> TokenSequence:
         params = request.params
         tokenizer = self.parts.tokenizer if params.detokenize else None
         sequence = TokenSequence(
-            uid=next(self._uids), request=request, branch=branch, prompt_ids=request.prompt_ids
+            uid=next(self._uids),
+            request=request,
+            branch=branch,
+            prompt_ids=request.prompt_ids,
+            prompt_len=prompt_len,
         )
         sequence.text = TextStream(
             tokenizer,

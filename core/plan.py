@@ -86,7 +86,7 @@ class _WatchedContext(BindContext):
         object.__setattr__(self, "touched", False)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("request", "prompt_ids"):
+        if name in ("request", "prompt_ids", "prompt_len"):
             object.__setattr__(self, "touched", True)
         return object.__getattribute__(self, name)
 
@@ -134,6 +134,7 @@ class Planner:
         params: RequestParams,
         *,
         prompt_ids: Sequence[int] = (),
+        prompt_len: int | None = None,
         stop_ids: Sequence[int] | None = None,
         provenance: Mapping[str, str] | None = None,
     ) -> Plan:
@@ -149,6 +150,7 @@ class Planner:
             stop_ids=tuple(stop_ids),
             request=params,
             prompt_ids=tuple(prompt_ids),
+            prompt_len=len(prompt_ids) if prompt_len is None else prompt_len,
         )
         if params.driver is not None:
             raise NotInThisVersion(

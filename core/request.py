@@ -26,7 +26,8 @@ class Sequence:
     uid: int  # unique in the engine, never reused
     request: Request
     branch: int  # index among the request's sequences, and part of the noise address
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # empty where the prompt is embeddings
+    prompt_len: int
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     slot: int = -1  # set by the scheduler while running
@@ -59,7 +60,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens."""
-        return len(self.prompt_ids) + len(self.output_ids)
+        return self.prompt_len + len(self.output_ids)
 
     @property
     def is_finished(self) -> bool:
@@ -67,13 +68,14 @@ class Sequence:
         return self.status is Status.FINISHED
 
     def token_range(self, start: int, end: int) -> abc.Sequence[int]:
-        """Return tokens [start, end) of prompt and output together."""
-        prompt = len(self.prompt_ids)
+        """Return tokens [start, end) of prompt and output together; 0 stands for an embedding."""
+        prompt = self.prompt_len
         if start >= prompt:
             return self.output_ids[start - prompt : end - prompt]
+        known = self.prompt_ids or (0,) * prompt
         if end <= prompt:
-            return self.prompt_ids[start:end]
-        return [*self.prompt_ids[start:], *self.output_ids[: end - prompt]]
+            return known[start:end]
+        return [*known[start:], *self.output_ids[: end - prompt]]
 
 
 @dataclass(eq=False, slots=True)
@@ -82,13 +84,14 @@ class Request:
 
     request_id: str
     prompt: str | None
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # empty where the prompt is embeddings
     params: RequestParams
     plan: Any  # core.plan.Plan
     key: int
     priority: int
     arrival_time: float  # seconds, wall clock
     arrival_index: int
+    prompt_embeds: Any = None  # Tensor [prompt_len, hidden] in the model's dtype
     sequences: list[Sequence] = field(default_factory=list)
     output_kind: Any = None
     prompt_logprobs: Any = None  # collected by the engine while the prompt is computed

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .blame import stage_error
 from .chain import ChainRunner, StepResult
-from .models.config import CausalLM
+from .models.config import CausalLM, Embeds
 from .request import Sequence as TokenSequence
 from .scheduler import Schedule
 from .stage import AttentionBackend, AttentionPlan
@@ -85,7 +85,25 @@ class Runner:
             torch.tensor(ids, dtype=torch.int64, device=self.device),
             torch.tensor(positions, dtype=torch.int64, device=self.device),
             self.backend.begin(plan),
+            self._embeds(work),
         )
+
+    def _embeds(self, work: Sequence[tuple[TokenSequence, int]]) -> Embeds | None:
+        """Return the embeddings of this step's prompt positions that have no token id."""
+        rows: list[int] = []
+        values: list[Tensor] = []
+        start = 0
+        for sequence, count in work:
+            given = sequence.request.prompt_embeds
+            begin = sequence.num_computed
+            if given is not None and begin < sequence.prompt_len:
+                part = given[begin : begin + count]
+                rows.extend(range(start, start + len(part)))
+                values.append(part)
+            start += count
+        if not values:
+            return None
+        return Embeds(torch.tensor(rows, device=self.device), torch.cat(values))
 
     def _collect(self, collector: Any, sequence: TokenSequence, hidden: Tensor) -> None:
         """Hand the raw logits of prompt positions to the collector, a few rows at a time."""

@@ -113,7 +113,7 @@ class Scheduler:
         Returns the blocks to copy, as (source, target).
         """
         copies: list[tuple[int, int]] = []
-        keep = len(parent.prompt_ids) - 1
+        keep = parent.prompt_len - 1
         whole, rest = divmod(keep, self.pool.block_size)
         for child in parent.request.sequences:
             if child.fork_from is not parent:

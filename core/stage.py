@@ -118,9 +118,14 @@ class BindContext:
     device: torch.device
     tokenizer: Any = None  # core.tokenizer.Tokenizer, or None when it is not loaded
     request: Any = None  # the frozen request parameters
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()  # empty where the prompt is embeddings
+    prompt_len: int = -1  # in tokens; -1 is replaced by the number of ids
     logprobs_mode: str = "raw_logprobs"  # the engine's, where the request names none
     reasoning: ReasoningMarkers | None = None  # where reasoning begins and ends, if it is known
+
+    def __post_init__(self) -> None:
+        if self.prompt_len < 0:
+            object.__setattr__(self, "prompt_len", len(self.prompt_ids))
 
 
 class Stage:
@@ -142,6 +147,7 @@ class Stage:
     order: ClassVar[Order] = Order()
     fields: ClassVar[Mapping[str, str]] = {}  # flat request field -> own parameter
     mandatory: ClassVar[bool] = False  # part of every chain, cannot be left out
+    soft: ClassVar[bool] = True  # on_dead_row="relax" may leave it out; False for a grammar
     kernel: ClassVar[Callable[..., object] | None] = None
 
     class Params(StageParams):

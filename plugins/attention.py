@@ -83,6 +83,7 @@ class TorchAttentionStep:
         self.layout = backend.layout
         self._parts: dict[int | None, list[_Part]] = {}
         self._places = self._new_places()
+        self._fresh = self._fresh_pages()
 
     def attend(
         self,
@@ -97,6 +98,9 @@ class TorchAttentionStep:
         sinks: Tensor | None = None,
     ) -> Tensor:
         keys, values = self.backend.keys[layer], self.backend.values[layer]
+        if self._fresh is not None:
+            keys.index_fill_(1, self._fresh, 0)
+            values.index_fill_(1, self._fresh, 0)
         write_pages(keys, self._places, k)
         write_pages(values, self._places, v)
         parts = self._parts.get(window)
@@ -141,6 +145,23 @@ class TorchAttentionStep:
         ):
             places.extend(table[at // size] * size + at % size for at in range(end - count, end))
         return torch.tensor(places, dtype=torch.int64, device=self.layout.device)
+
+    def _fresh_pages(self) -> Tensor | None:
+        """Return the pages that are begun in this step and not filled; None if there are none.
+
+        They are cleared first: the places after a sequence's end are read too, with weight 0, and
+        NaN that a broken request left there would survive that.
+        """
+        size = self.layout.block_size
+        plan = self.plan
+        pages = [
+            table[(end - 1) // size]
+            for count, end, table in zip(
+                plan.query_lens, plan.context_lens, plan.block_tables, strict=True
+            )
+            if 0 < end % size <= count
+        ]
+        return torch.tensor(pages, device=self.layout.device) if pages else None
 
     def _split(self, window: int | None) -> list[_Part]:
         """Group sequences: decoding ones by number of pages, prefilling ones by exact shape."""

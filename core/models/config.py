@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,6 +68,13 @@ class ModelSource:
     implementation: Implementation
 
 
+class Embeds(NamedTuple):
+    """Input embeddings of some flat rows, in place of those of their token ids."""
+
+    rows: Tensor  # int64 [n], which of the T rows
+    values: Tensor  # [n, hidden]
+
+
 class CausalLM(Protocol):
     """A decoder-only language model over flat tokens; the caller holds `torch.inference_mode`."""
 
@@ -76,11 +83,18 @@ class CausalLM(Protocol):
         """The model's facts."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionStep,
+        embeds: Embeds | None = None,
+    ) -> Tensor:
         """Return the final hidden states [T, hidden] of tokens [T] int64 at positions [T] int64.
 
         Rows of several sequences follow each other without padding; `attention` knows which row
         belongs to which. What it is given may be strided; the last dimension is contiguous.
+        `embeds` replaces the embeddings of some rows.
         """
         ...
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ValidationError
-from .config import ModelSpec, eos_ids, optional_id
+from .config import Embeds, ModelSpec, eos_ids, optional_id
 from .hf_probe import Shapes, probe
 
 if TYPE_CHECKING:
@@ -126,12 +126,18 @@ class TransformersDecoder:
                 setattr(module, _HOLDER, self._holder)
         self.spec = spec_of(probe(model, self.forward, self.logits, ATTENTION_NAME))
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionStep,
+        embeds: Embeds | None = None,
+    ) -> Tensor:
         """Return the final hidden states [T, hidden]."""
         self._holder.step = attention
         try:
             out = self._decoder(
-                input_ids=token_ids.unsqueeze(0),
+                **self._inputs(token_ids, embeds),
                 position_ids=positions.unsqueeze(0),
                 use_cache=False,
             )
@@ -139,6 +145,14 @@ class TransformersDecoder:
             self._holder.step = None
         hidden: Tensor = out[0]
         return hidden[0]
+
+    def _inputs(self, token_ids: Tensor, embeds: Embeds | None) -> dict[str, Tensor]:
+        if embeds is None:
+            return {"input_ids": token_ids.unsqueeze(0)}
+        table = self._model.get_input_embeddings()
+        values: Tensor = table(token_ids)
+        values = values.index_copy(0, embeds.rows, embeds.values.to(values.dtype))
+        return {"inputs_embeds": values.unsqueeze(0)}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, vocab] of `forward`'s rows."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .config import ModelSpec
+from .config import Embeds, ModelSpec
 from .family import DecoderConfig
 from .layers import Linear, gate_times_up_, make_linear
 from .rope import Rope, rotate_
@@ -64,10 +64,18 @@ class LeanDecoder:
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._shape = (self._num_rotated + config.num_kv_heads, config.head_dim)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionStep,
+        embeds: Embeds | None = None,
+    ) -> Tensor:
         """Return the normed final hidden states [T, hidden] in the model's dtype."""
         rotation = self._rope.rotation(positions)  # [T, 1, head_dim / 2]
         hidden = F.embedding(token_ids, self._embedding).float()  # [T, hidden], ours to add into
+        if embeds is not None:
+            hidden.index_copy_(0, embeds.rows, embeds.values.float())
         for index, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.attention_norm)
             hidden.add_(layer.output(self._attend(index, layer, normed, rotation, attention)))

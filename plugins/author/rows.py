@@ -56,7 +56,7 @@ def make_context(vocab_size: int, **changes: Any) -> BindContext:
         stop_ids=(0,),
         device=CPU,
     )
-    return replace(base, **changes)
+    return replace(base, **{"prompt_len": -1, **changes})
 
 
 def make_rows(

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from ...core.engine import LLMEngine
 
 HELP = """\
-/system TEXT      set the system message, and start over
-/reset            forget the conversation
-/params           show the request's fields; /params top_p=0.9 temperature=null sets and unsets
-/chain            show what runs; /chain temperature=0.7,top_p=0.9 sets it; /chain off unsets it
-/exit             end, as Ctrl-D does
-\"\"\"              begins and ends a message of several lines
+/system TEXT   set the system message, and start over
+/reset         forget the conversation
+/params        show the request; /params top_p=0.9 top_k=null sets and unsets
+/chain         show what runs; /chain temperature=0.7,top_p=0.9 sets it
+/chain off     take the model's own chain again
+/exit          end, as Ctrl-D does
+\"\"\"            begins and ends a message of several lines
 Ctrl-C stops an answer."""
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...core.engine import LLMEngine
 
 QUESTION = "Give three tips for a good night's sleep."
+SECOND = "Completion, always the best token:"
 OPENING = "The future of AI is"
 DRAWN = Sampling(
     {
@@ -48,7 +49,7 @@ def demo() -> None:
     failed = False
     for title, prompt, sampling in (
         (f"Chat: {QUESTION}", chat_request(engine, [{"role": "user", "content": QUESTION}]), DRAWN),
-        ("Completion, always the best token:", OPENING, BEST),
+        (SECOND, OPENING, BEST),
     ):
         console.print(f"\n{title}", style="cyan", markup=False)
         start = prompt if isinstance(prompt, str) else ""

@@ -61,7 +61,7 @@ class Length(Stop):
     respects_min_tokens = False
 
     def bind(self, ctx: BindContext) -> Checker | None:
-        limit = ctx.max_model_len - len(ctx.prompt_ids)
+        limit = ctx.max_model_len - ctx.prompt_len
         if ctx.request.max_tokens is not None:
             limit = min(limit, ctx.request.max_tokens)
         verdict = Verdict("length")

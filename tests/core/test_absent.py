@@ -61,7 +61,6 @@ ENGINE_ASKS: dict[str, Any] = {
     "lora_dtype": "float16",
     "fully_sharded_loras": True,
     "default_mm_loras": {"image": "/a"},
-    "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
     "speculative_config": {"method": "ngram"},
     "weight_transfer_config": {"backend": "nccl"},
@@ -82,7 +81,6 @@ FIELD_ASKS: dict[str, dict[str, Any]] = {
     "observers": {"observers": ["x"]},
     "driver": {"driver": {"driver": "x"}},
     "logprobs_mode": {"logprobs_mode": ["raw", "final"]},
-    "on_dead_row": {"on_dead_row": "relax"},
 }
 # What works in this version, together.
 WORKING: dict[str, Any] = {
@@ -110,7 +108,7 @@ WORKING: dict[str, Any] = {
     "flat_logprobs": True,
     "chain": ["top_k"],
     "profile": "default",
-    "on_dead_row": "eos",
+    "on_dead_row": "relax",
     "logprobs_mode": "final",
     "truncate_prompt_tokens": 4,
     "thinking_token_budget": 0,

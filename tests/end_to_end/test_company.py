@@ -11,10 +11,18 @@ from decodekit.plugins.author.table_model import flat_table
 
 Maker = Callable[..., LLM]
 
-ODD = {"temperature": 0.9, "top_p": 0.9, "presence_penalty": 0.5, "max_tokens": 40, "ignore_eos": True}
+ODD = {
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "presence_penalty": 0.5,
+    "max_tokens": 40,
+    "ignore_eos": True,
+}
 
 
-def tokens(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[list[int]]]:
+def tokens(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams]
+) -> list[list[list[int]]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [[list(part.token_ids) for part in output.outputs] for output in outputs]
 
@@ -48,9 +56,7 @@ def test_requests_of_all_kinds_equal_their_solo_results(make_llm: Maker) -> None
     prompts, params = mixed(32)
 
     together = tokens(llm, prompts, params)
-    alone = [
-        tokens(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)
-    ]
+    alone = [tokens(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)]
 
     assert together == alone
     assert llm.llm_engine.parts.pool.num_used == 0
@@ -79,7 +85,9 @@ def test_chunks_change_no_token(make_llm: Maker) -> None:
     params = [SamplingParams(seed=i, **ODD) for i in range(6)]  # type: ignore[arg-type]
 
     whole = tokens(make_llm(random_table()), prompts, params)
-    chunked = tokens(make_llm(random_table(), max_num_batched_tokens=9, max_num_seqs=8), prompts, params)
+    chunked = tokens(
+        make_llm(random_table(), max_num_batched_tokens=9, max_num_seqs=8), prompts, params
+    )
 
     assert chunked == whole
 

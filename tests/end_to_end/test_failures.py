@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decodekit import LLM, SamplingParams
@@ -24,7 +27,7 @@ from decodekit.core.stage import (
     Tap,
     Verdict,
 )
-from decodekit.plugins.author.table_model import flat_table
+from decodekit.plugins.author.table_model import flat_table, write_table_model
 
 Maker = Callable[..., LLM]
 Break = Callable[[Tensor], None]
@@ -33,7 +36,7 @@ BAD_POSITION = 5
 NEIGHBOURS = 15
 
 
-# --- stages that fail at token 5 --------------------------------------------------------------------
+# --- stages that fail at token 5 ------------------------------------------------------------------
 
 
 class FailingParams(StageParams):
@@ -137,7 +140,7 @@ class FailsInOpen(Stage):
 
 
 class PickParams(StageParams):
-    """What the picker returns at position 5, and from where on it does so."""
+    """What the picker returns at position 5."""
 
     value: int = 10**6
 
@@ -163,7 +166,7 @@ class ShapelessPicker(Picker):
         return view.logits
 
 
-# --- stops and observers that fail for requests that ask for it ---------------------------------------
+# --- stops and observers that fail for requests that ask for it -----------------------------------
 
 
 def asks(ctx: BindContext, name: str) -> bool:
@@ -221,7 +224,7 @@ class FailingObserver(Observer):
         return {"colour": 1} if record[0] == "field" else {}
 
 
-# --- the engine and its neighbours ------------------------------------------------------------------
+# --- the engine and its neighbours ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fused", "plain"])
@@ -234,8 +237,8 @@ def llm(request: pytest.FixtureRequest, make_llm: Maker) -> Iterator[LLM]:
     assert llm.llm_engine.parts.pool.num_used == 0
 
 
-def neighbours(**extra: Any) -> list[SamplingParams]:
-    """Fifteen requests of several kinds; `extra` puts them into the program of the failing one."""
+def neighbours() -> list[SamplingParams]:
+    """Fifteen requests of several kinds."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -244,7 +247,7 @@ def neighbours(**extra: Any) -> list[SamplingParams]:
         {"temperature": 1.0, "top_k": 10},
     ]
     return [
-        SamplingParams(**{"seed": i, "max_tokens": 8 + i % 4, **kinds[i % len(kinds)], **extra})
+        SamplingParams(**{"seed": i, "max_tokens": 8 + i % 4, **kinds[i % len(kinds)]})
         for i in range(NEIGHBOURS)
     ]
 
@@ -253,13 +256,19 @@ def ids(outputs: list[Any]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def solo(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
-    return [ids(llm.generate([[4]], own, use_tqdm=False))[0] for own in params]
+@cache
+def solo(llm: LLM, fields: str) -> list[int]:
+    """Return what a request gives alone; computed once."""
+    return ids(llm.generate([[4]], ALONE[fields], use_tqdm=False))[0]
+
+
+ALONE: dict[str, SamplingParams] = {}  # by their repr
 
 
 def run_beside(llm: LLM, bad: SamplingParams, company: list[SamplingParams]) -> CompletionOutput:
     """Run `bad` in the middle of its neighbours; check them and the engine; return its answer."""
-    expected = solo(llm, company)
+    ALONE.update({repr(own): own for own in company})
+    expected = [solo(llm, repr(own)) for own in company]
     half = len(company) // 2
 
     outputs = llm.generate(
@@ -275,15 +284,19 @@ def run_beside(llm: LLM, bad: SamplingParams, company: list[SamplingParams]) -> 
     return failed
 
 
+def cuts(fields: dict[str, Any]) -> list[str]:
+    """Name the truncations that a request's fields switch on, as an explicit chain must."""
+    return [name for name in fields if name in ("top_k", "top_p")]
+
+
 def blames(failed: CompletionOutput, stage: str, instance: str, position: int) -> bool:
-    return str(failed.error).startswith(
-        f"stage={stage} instance={instance} position={position}: "
-    )
+    return str(failed.error).startswith(f"stage={stage} instance={instance} position={position}: ")
 
 
 STAGES: list[tuple[type[Stage], dict[str, Any], str]] = [
     (Raises, {}, "KeyError"),
     (Raises, {"temperature": 0.0}, "KeyError"),
+    (WritesNan, {}, "NaN"),
     (WritesNan, {"top_k": 5}, "NaN"),
     (WritesNan, {"top_p": 0.5}, "NaN"),
     (WritesNan, {"temperature": 0.0}, "NaN"),
@@ -302,7 +315,7 @@ STAGES: list[tuple[type[Stage], dict[str, Any], str]] = [
 def test_a_stage_that_fails_at_token_five_fails_its_request_alone(
     stage: type[Stage], fields: dict[str, Any], reason: str, llm: LLM
 ) -> None:
-    bad = SamplingParams(seed=99, max_tokens=12, chain=["...", stage(id="mine")], **fields)
+    bad = SamplingParams(seed=99, max_tokens=12, chain=[stage(id="mine"), *cuts(fields)], **fields)
 
     failed = run_beside(llm, bad, neighbours())
 
@@ -314,11 +327,11 @@ def test_a_stage_that_fails_at_token_five_fails_its_request_alone(
 
 @pytest.mark.parametrize("stage", [Raises, WritesNan, KillsTheRow])
 def test_neighbours_in_the_same_program_are_spared(stage: type[Stage], llm: LLM) -> None:
-    later: Any = [{"stage": stage, "at": 1000, "id": "mine"}]
-    company = neighbours(chain=["...", *later], temperature=1.0, top_k=0, top_p=1.0, logprobs=None)
-    for own in company:
-        own.frequency_penalty = 0.0
-    bad = SamplingParams(seed=99, max_tokens=12, chain=["...", stage(id="mine")])
+    company = [
+        SamplingParams(seed=i, max_tokens=8 + i % 4, chain=[stage(at=1000, id="mine")])
+        for i in range(NEIGHBOURS)
+    ]
+    bad = SamplingParams(seed=99, max_tokens=12, chain=[stage(id="mine")])
 
     failed = run_beside(llm, bad, company)
 
@@ -326,7 +339,7 @@ def test_neighbours_in_the_same_program_are_spared(stage: type[Stage], llm: LLM)
 
 
 def test_a_state_that_cannot_be_opened_fails_its_request(llm: LLM) -> None:
-    bad = SamplingParams(max_tokens=12, chain=["...", FailsInOpen()])
+    bad = SamplingParams(max_tokens=12, chain=[FailsInOpen()])
 
     failed = run_beside(llm, bad, neighbours())
 
@@ -337,31 +350,22 @@ def test_a_state_that_cannot_be_opened_fails_its_request(llm: LLM) -> None:
 
 @pytest.mark.parametrize("value", [10**6, 97, -1, 2])
 def test_a_picker_that_chooses_no_living_token_fails_its_request(value: int, llm: LLM) -> None:
-    bad = SamplingParams(
-        temperature=1,
-        top_k=2,
-        logit_bias={2: float("-inf")},
-        max_tokens=12,
-        chain=["...", OddPicker(value=value, id="mine")],
-    )
-    twins = [
-        SamplingParams(
-            temperature=1,
-            top_k=2,
+    def picked(value: int, max_tokens: int) -> SamplingParams:
+        return SamplingParams(
             logit_bias={2: float("-inf")},
-            max_tokens=5,
-            chain=["...", OddPicker(value=1, id="mine")],
+            top_k=2,
+            max_tokens=max_tokens,
+            chain=["logit_bias", "top_k", OddPicker(value=value, id="mine")],
         )
-    ]
 
-    failed = run_beside(llm, bad, neighbours() + twins)
+    failed = run_beside(llm, picked(value, 12), [*neighbours(), picked(1, 9)])
 
     assert blames(failed, "odd_picker", "mine", BAD_POSITION), failed.error
     assert f"the id {value}, which is" in str(failed.error)
 
 
 def test_a_picker_that_returns_another_shape_fails_its_request(llm: LLM) -> None:
-    bad = SamplingParams(temperature=1, max_tokens=12, chain=["...", ShapelessPicker()])
+    bad = SamplingParams(temperature=1, max_tokens=12, chain=[ShapelessPicker()])
 
     failed = run_beside(llm, bad, neighbours())
 
@@ -369,7 +373,57 @@ def test_a_picker_that_returns_another_shape_fails_its_request(llm: LLM) -> None
     assert "shape [1]" in str(failed.error)
 
 
-# --- callables ----------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fused", "plain"])
+def nan_llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """A flat table whose token 70 makes every logit NaN."""
+    folder: Path = write_table_model(tmp_path_factory.mktemp("nan"), flat_table(97))
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][70] = torch.nan
+    save_file(weights, file, metadata={"format": "pt"})
+    return LLM(str(folder), skip_tokenizer_init=True, max_num_seqs=32, fusion=request.param)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": 5}, {"temperature": 0.0}, {"allowed_token_ids": [1]}], ids=str
+)
+def test_a_row_of_nan_from_the_model_fails_its_request(
+    fields: dict[str, Any], nan_llm: LLM
+) -> None:
+    company = neighbours()
+    expected = ids(nan_llm.generate([[4]] * NEIGHBOURS, company, use_tqdm=False))
+
+    failed, *rest = nan_llm.generate(
+        [[5, 70], *[[4]] * NEIGHBOURS], [SamplingParams(**fields), *company], use_tqdm=False
+    )
+
+    assert blames(failed.outputs[0], "model", "logits", 0), failed.outputs[0].error
+    assert ids(rest) == expected
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 5}, {"top_p": 0.5}, {"allowed_token_ids": [1]}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_broken_logit_is_not_hidden_by_a_cut_or_a_mask(
+    value: float, fields: dict[str, Any], nan_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nan_llm.llm_engine.parts.runner.model
+    whole = model.logits
+
+    def broken(hidden: Tensor) -> Tensor:
+        logits = whole(hidden)
+        logits[0, 90] = value
+        return logits
+
+    monkeypatch.setattr(model, "logits", broken, raising=False)
+    [failed] = nan_llm.generate([[4]], SamplingParams(**fields), use_tqdm=False)
+
+    assert blames(failed.outputs[0], "model", "logits", 0), failed.outputs[0].error
+
+
+# --- callables ------------------------------------------------------------------------------------
 
 
 def at_five(change: Callable[[Tensor], Any]) -> Callable[[list[int], Tensor], Any]:
@@ -407,7 +461,7 @@ CALLABLES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize("fields", [{"top_k": 5}, {"temperature": 0.0}], ids=str)
 @pytest.mark.parametrize("name", CALLABLES)
 def test_a_callable_that_fails_fails_its_request_alone(
     name: str, fields: dict[str, Any], llm: LLM
@@ -422,7 +476,7 @@ def test_a_callable_that_fails_fails_its_request_alone(
     assert len(failed.token_ids) == BAD_POSITION
 
 
-# --- dead rows ----------------------------------------------------------------------------------------
+# --- dead rows ------------------------------------------------------------------------------------
 
 
 def disjoint(**fields: Any) -> SamplingParams:
@@ -451,7 +505,7 @@ def test_a_dead_row_may_end_its_request_instead(fields: dict[str, Any], llm: LLM
     assert list(ended.token_ids) == [96]
 
 
-# --- stops, observers ---------------------------------------------------------------------------------
+# --- stops, observers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,9 @@ def test_traffic_under_pressure_equals_a_fresh_engine(make_llm: Maker) -> None:
     backend = plain.llm_engine.parts.runner.backend
     block = backend.bytes_per_block(backend.layout)
     small = make_llm(table, kv_cache_memory_bytes=24 * block, max_model_len=200)
-    prompts: list[object] = [[(i // 3 + j) % 97 for j in range(20 + 5 * (i % 3))] for i in range(24)]
+    prompts: list[object] = [
+        [(i // 3 + j) % 97 for j in range(20 + 5 * (i % 3))] for i in range(24)
+    ]
     params = [SamplingParams(seed=i, max_tokens=40, n=1 + i % 2) for i in range(24)]
 
     def run(llm: LLM) -> list[list[list[int]]]:

@@ -164,7 +164,9 @@ def test_a_chain_may_add_a_message(llm: LLM) -> None:
 def test_it_needs_the_setting_and_the_setting_needs_a_tokenizer(make_llm: Maker) -> None:
     plain = think(make_llm, reasoning_config=None)
 
-    with pytest.raises(ValueError, match="thinking_token_budget=8 needs to know .*reasoning_config"):
+    with pytest.raises(
+        ValueError, match="thinking_token_budget=8 needs to know .*reasoning_config"
+    ):
         chat(plain, greedy(8))
     with pytest.raises(ValueError, match="reasoning_config needs the tokenizer"):
         make_llm(thinking_table(), reasoning_config={})

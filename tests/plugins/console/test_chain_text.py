@@ -28,7 +28,7 @@ def registry() -> Registry:
         ('logit_bias={"5": 1, "6": 2}', [{"stage": "logit_bias", "bias": {"5": 1, "6": 2}}]),
         ('["top_p", {"stage": "top_k", "k": 3}]', ["top_p", {"stage": "top_k", "k": 3}]),
         ('{"stage": "top_k", "k": 3}', [{"stage": "top_k", "k": 3}]),
-        (" temperature = 0.7 , top_k=2, ", [{"stage": "temperature", "t": 0.7}, {"stage": "top_k", "k": 2}]),
+        (" top_k = 2 , top_p, ", [{"stage": "top_k", "k": 2}, "top_p"]),
         ("", []),
     ],
 )  # fmt: skip

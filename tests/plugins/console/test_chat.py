@@ -4,9 +4,10 @@ import pytest
 
 from decodekit.core.engine import LLMEngine
 from decodekit.core.errors import ValidationError
+from decodekit.core.inputs import TokensPrompt
+from decodekit.core.params import SamplingParams
 from decodekit.plugins.console.chat import Conversation, parse_fields
 from decodekit.plugins.console.options import Sampling
-from decodekit.plugins.console.session import chat_request
 
 from .conftest import Decodekit
 
@@ -18,33 +19,40 @@ def conversation(engine: LLMEngine) -> Conversation:
     return Conversation(engine, Sampling({"temperature": 0, "max_tokens": 4}), None)
 
 
-def test_the_next_answer_sees_what_was_said(conversation: Conversation) -> None:
+@pytest.fixture
+def prompts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The text of each prompt that reaches the engine."""
+    seen: list[str] = []
+    add = engine.add_request
+
+    def note(name: str, prompt: TokensPrompt, params: SamplingParams) -> str:
+        assert engine.parts.tokenizer is not None
+        ids = prompt["prompt_token_ids"]
+        seen.append(engine.parts.tokenizer.decode(ids, skip_special_tokens=False))
+        return add(name, prompt, params)
+
+    monkeypatch.setattr(engine, "add_request", note)
+    return seen
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def test_the_next_answer_sees_what_was_said(conversation: Conversation, prompts: list[str]) -> None:
     first = conversation.say("one")
     second = conversation.say("two")
 
-    assert conversation.messages == [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": second.text},
-    ]
-    alone = Conversation(conversation.engine, conversation.sampling, None).say("two")
-    assert alone.token_ids != second.token_ids
+    open_turn = "<|im_start|>assistant\n"
+    said = turn("user", "one") + turn("assistant", first.text) + turn("user", "two")
+    assert prompts == [turn("user", "one") + open_turn, said + open_turn]
+    assert conversation.messages[-1] == {"role": "assistant", "content": second.text}
 
 
-def test_the_system_message_stands_in_front(engine: LLMEngine) -> None:
-    sampling = Sampling({"temperature": 0, "max_tokens": 4})
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}]
-    prompt = chat_request(engine, messages)
+def test_the_system_message_stands_in_front(engine: LLMEngine, prompts: list[str]) -> None:
+    Conversation(engine, Sampling({"max_tokens": 4}), "S").say("hi")
 
-    spoken = Conversation(engine, sampling, "S").say("hi")
-
-    by_id = engine.add_request("by hand", prompt, sampling.build(engine))
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    assert outputs[-1].request_id == by_id
-    assert list(outputs[-1].outputs[0].token_ids) == spoken.token_ids
+    assert prompts[0].startswith(turn("system", "S") + turn("user", "hi"))
 
 
 def test_a_refused_message_is_no_part_of_the_conversation(conversation: Conversation) -> None:

@@ -34,8 +34,8 @@ def test_values_with_brackets_are_shown_as_they_are(decodekit: Decodekit) -> Non
 
 
 def test_an_order_that_cannot_run_is_refused(decodekit: Decodekit) -> None:
-    result = decodekit("explain", "TINY", "--chain", "top_k=5,logit_bias={}")
+    result = decodekit("explain", "TINY", "--chain", "top_k=5,allowed_tokens=[5]")
 
     assert result.exit_code == 2
     assert "top_k" in result.stderr
-    assert "logit_bias" in result.stderr
+    assert "allowed_tokens" in result.stderr

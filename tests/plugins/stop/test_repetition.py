@@ -66,9 +66,7 @@ def test_known_answers(
     sizes=st.tuples(st.integers(0, 6), st.integers(1, 6)),
     count=st.integers(2, 5),
 )
-def test_it_is_the_stated_algorithm(
-    output: list[int], sizes: tuple[int, int], count: int
-) -> None:
+def test_it_is_the_stated_algorithm(output: list[int], sizes: tuple[int, int], count: int) -> None:
     asked = RepetitionDetectionParams(max(sizes), min(sizes), count)
 
     assert fires(output, asked) == by_definition(output, asked)

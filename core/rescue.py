@@ -1,0 +1,163 @@
+"""What becomes of a row that no token can be drawn from: who broke it, and what its request wants.
+
+A forced token wins over whatever masked it later. Otherwise the request's `on_dead_row` decides:
+
+* "error": the request fails, naming the stage that left no token alive;
+* "eos": the end token is chosen;
+* "relax": the soft mask that was added last is left out for this token and the row is tried again,
+  until a token is alive or nothing is left to leave out. That is the stage that emptied the row,
+  or, if that one is hard, the last MASK before it. Hard are what every chain has and a grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .batch import Rows, RowView
+from .blame import fault, stage_error
+from .errors import StageError
+from .program import Element, Program
+from .stage import Kind
+
+
+class Alone(Protocol):
+    """One row with the views of its program's elements."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def views(self) -> Mapping[int, RowView]: ...
+
+
+class Rescued(NamedTuple):
+    """A row that has a token after all."""
+
+    token: int | None  # None: to be drawn from `row`
+    row: Tensor  # float32 [1, vocab]
+    notes: dict[str, str]  # stage instance -> what was done about it
+
+
+class _Walk(NamedTuple):
+    """How far a row came."""
+
+    row: Tensor
+    killer: Element | None  # the stage that left no token alive
+    error: StageError | None
+    forced: int | None  # the token that a FORCE stage left
+
+
+def rescue(alone: Alone, logits: Tensor) -> Rescued | StageError:
+    """Run the chain on one row of `logits` [1, vocab] with a look after each stage."""
+    position = int(alone.rows.positions[0])
+    broken = _broken_from_the_start(logits.float(), position)
+    if broken is not None:
+        return broken
+    source: Any = alone.rows.sources[0]
+    policy, eos = source.request.params.on_dead_row, source.request.plan.eos_id
+    left_out: dict[str, str] = {}
+    while True:
+        walk = _walk(alone, logits, left_out, position)
+        if walk.error is not None:
+            return walk.error
+        if walk.killer is None:
+            return Rescued(None, walk.row, left_out) if left_out else _undrawable(alone, position)
+        if walk.forced is not None:
+            return _only(walk.forced, walk.row, left_out)
+        if policy == "eos" and eos is not None:
+            return _only(eos, walk.row, left_out)
+        weakest = _last_soft(alone.program.elements, walk.killer, left_out)
+        if policy != "relax" or weakest is None:
+            return _dead(walk.killer, position)
+        left_out[weakest.instance] = (
+            f"{weakest.instance!r} was left out where no token stayed alive, "
+            f"first at position {position} (on_dead_row='relax')"
+        )
+
+
+def _broken_from_the_start(row: Tensor, position: int) -> StageError | None:
+    reason = fault(row)
+    if reason is None:
+        return None
+    what = "the model left no token alive"
+    if reason != "dead":
+        what = "the model's logits hold NaN or infinity"
+    return StageError(what, stage="model", instance="logits", position=position)
+
+
+def _walk(alone: Alone, logits: Tensor, left_out: Mapping[str, str], position: int) -> _Walk:
+    work = logits.float().clone()
+    forced: int | None = None
+    for element in alone.program.elements:
+        if element.instance in left_out:
+            continue
+        try:
+            element.stage.transform(work, alone.views[element.index])
+        except Exception as error:
+            blame = stage_error(error, element.name, element.instance, position)
+            return _Walk(work, None, blame, forced)
+        reason = fault(work)
+        if reason == "dead":
+            return _Walk(work, element, None, forced)
+        if reason is not None:
+            return _Walk(work, None, _nonfinite(element, position), forced)
+        if element.stage.kind is Kind.FORCE:
+            alive = (work[0] > -torch.inf).nonzero()[:, 0].tolist()
+            forced = alive[0] if len(alive) == 1 else forced
+    return _Walk(work, None, None, forced)
+
+
+def _last_soft(
+    elements: Iterable[Element], killer: Element, left_out: Mapping[str, str]
+) -> Element | None:
+    """Return the stage to leave out: the killer itself, or the last soft mask before it."""
+    found: Element | None = None
+    for element in elements:
+        is_soft = element.stage.soft and not element.stage.mandatory
+        if is_soft and element.instance not in left_out:
+            if element is killer:
+                return element
+            if element.stage.kind is Kind.MASK:
+                found = element
+        if element is killer:
+            break
+    return found
+
+
+def _only(token: int, row: Tensor, notes: dict[str, str]) -> Rescued:
+    alone = torch.full_like(row, -torch.inf)
+    alone[0, token] = 0.0
+    return Rescued(token, alone, notes)
+
+
+def _dead(element: Element, position: int) -> StageError:
+    return StageError(
+        "it left no token alive",
+        stage=element.name,
+        instance=element.instance,
+        position=position,
+    )
+
+
+def _nonfinite(element: Element, position: int) -> StageError:
+    return StageError(
+        "it left NaN or infinity in the logits",
+        stage=element.name,
+        instance=element.instance,
+        position=position,
+    )
+
+
+def _undrawable(alone: Alone, position: int) -> StageError:
+    picker = alone.program.picker
+    return StageError(
+        "the row could not be drawn from",
+        stage=picker.name,
+        instance=picker.instance,
+        position=position,
+    )
