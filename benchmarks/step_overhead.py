@@ -219,18 +219,10 @@ class Batch:
 
 
 def _sequence(row: int, params: Any, plan: Any, prompt: tuple[int, ...]) -> TokenSequence:
-    request = Request(
-        request_id=str(row),
-        prompt=None,
-        prompt_ids=prompt,
-        params=params,
-        plan=plan,
-        key=row,
-        priority=0,
-        arrival_time=0.0,
-        arrival_index=row,
+    request = Request(str(row), None, prompt, params, plan, row, 0, 0.0, row)
+    sequence = TokenSequence(
+        uid=row, request=request, branch=0, prompt_ids=prompt, prompt_len=len(prompt)
     )
-    sequence = TokenSequence(uid=row, request=request, branch=0, prompt_ids=prompt)
     sequence.slot = row
     request.sequences = [sequence]
     return sequence

@@ -201,20 +201,9 @@ _BEST_OF = Absent(
 REQUEST_FIELDS: tuple[Absent, ...] = (
     _field("use_beam_search", False, instead="sample n outputs and keep the best"),
     _field("structured_outputs", None, instead="validate the text, or pass a MASK stage in chain"),
-    _field("logprob_token_ids", None, (), [], instead="use logprobs=-1 and pick the ids"),
-    _field("kept_set", False),
-    _field("entropy", False, instead="use logprobs=-1 and sum -p log p"),
-    _field("output_tensors", False, instead="use flat_logprobs=True"),
     _field("trace", "off", instead="read RequestOutput.plan for what ran"),
     _field("stops", None, (), [], instead="use stop or stop_token_ids"),
-    _field("observers", None, (), [], instead="use logprobs"),
     _field("driver", None, instead="use n"),
-    Absent(
-        REQUEST_FIELD,
-        "logprobs_mode",
-        "give one mode",
-        lambda value: isinstance(value, (list, tuple)) and len(value) > 1,
-    ),
 )
 
 CALL_ARGUMENTS: tuple[Absent, ...] = tuple(

@@ -17,6 +17,7 @@ from . import absent
 from .config import AsyncEngineArgs, EngineArgs
 from .engine import LLMEngine
 from .errors import EngineDeadError
+from .intake import as_params
 from .llm import chat_prompt
 from .outputs import PlanReport, RequestOutput
 from .params import RequestOutputKind, SamplingParams
@@ -87,7 +88,9 @@ class AsyncLLM:
 
         Raises ValidationError at the first item for a bad request.
         """
-        params = (sampling_params or self.engine.get_default_sampling_params()).clone()
+        if sampling_params is None:
+            sampling_params = self.engine.get_default_sampling_params()
+        params = as_params(sampling_params).clone()
         name = f"async-{next(self._ids)}" if request_id is None else request_id
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError as PydanticError
 
 from .draft import Draft
 from .errors import ChainError, DecodekitError, ValidationError, did_you_mean
 from .plan_text import describe, shown_values
-from .stage import BindContext, Checker, Observer, Stop
+from .stage import BindContext, Checker, Observer, StageParams, Stop
 
 if TYPE_CHECKING:
     from .params import RequestParams
@@ -43,15 +46,44 @@ def bind_observers(
 ) -> tuple[tuple[Observer, Hashable], ...]:
     """Return the observers that this request asks for, each with its order."""
     observers: Iterable[Observer] = installed
+    wishes: dict[str, StageParams] = {}
     if params.observers:
-        known = {observer.name for observer in installed}
-        observers = [*installed, *_objects(params.observers, "observer", Observer, known)]
+        wishes = _wishes(params.observers, {observer.name: observer for observer in installed})
+        observers = [*installed, *(own for own in params.observers if isinstance(own, Observer))]
     orders: list[tuple[Observer, Hashable]] = []
     for observer in observers:
-        order = _bound("observer", observer, context)
+        wish = wishes.get(observer.name)
+        own = context if wish is None else replace(context, wish=wish)
+        order = _bound("observer", observer, own)
         if order is not None:
             orders.append((observer, order))
     return tuple(orders)
+
+
+def _wishes(entries: Sequence[Any], installed: Mapping[str, Observer]) -> dict[str, StageParams]:
+    """Return the parameters of each observer that `entries` name, checked."""
+    wishes: dict[str, StageParams] = {}
+    for entry in entries:
+        if isinstance(entry, Observer):
+            continue
+        given = dict(entry) if isinstance(entry, Mapping) else {"observer": entry}
+        name = given.pop("observer")
+        if name not in installed:
+            hint = did_you_mean(str(name), installed)
+            raise ValidationError(
+                f"unknown observer {name!r}{hint}", parameter="observers", value=name
+            )
+        try:
+            wishes[name] = installed[name].Params(**given)
+        except PydanticError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValidationError(
+                f"observer {name!r} cannot take {place}={first['input']!r}: {first['msg']}",
+                parameter="observers",
+                value=first["input"],
+            ) from None
+    return wishes
 
 
 def bind_stage(draft: Draft, context: BindContext) -> Any:

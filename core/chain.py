@@ -144,18 +144,22 @@ class ChainRunner:
     def open(self, sequence: TokenSequence) -> None:
         """Write a sequence's numbers to its slot and build its states from its tokens.
 
-        Raises StageError for what a stage raises.
+        A sequence that comes back after a preemption keeps the states that are carried. Raises
+        StageError for what a stage raises.
         """
         plan = sequence.plan
         slot = sequence.slot
         sequence.epoch = next(self._epochs)
-        sequence.states = []
+        before, sequence.states = sequence.states, []
         prompt, output = sequence.prompt_ids, sequence.output_ids
-        for entry in plan.entries:
+        for index, entry in enumerate(plan.entries):
             stage = entry.stage
             try:
                 self.table.write(slot, entry.instance, stage.table(entry.params))
-                state = stage.prototype().rebuild(entry.params, prompt, output)
+                if before and stage.caps.carried:
+                    state = before[index]
+                else:
+                    state = stage.prototype().rebuild(entry.params, prompt, output)
             except Exception as error:
                 raise stage_error(error, stage.name, entry.instance, len(output)) from error
             sequence.states.append(state)

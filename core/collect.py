@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from .blame import blaming
 from .errors import StageError
-from .outputs import CompletionOutput, RequestOutput, RequestStateStats
+from .outputs import GROWING, CompletionOutput, PlanReport, RequestOutput, RequestStateStats
 from .params import RequestOutputKind
 from .request import Request, Sequence
+from .stage import Ending
 
 
 def note_token(metrics: RequestStateStats, now: float) -> None:
@@ -42,6 +43,8 @@ def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
         if not request.is_finished or request.is_reported:
             return None
         done = [_completion(child, 0) for child in request.sequences]
+        if request.params.best_of > request.params.n:
+            done = _best(request.sequences, done, request.params.n)
         request.is_reported = True
         return _request_output(request, done, finished=True)
     if sequence.is_reported:
@@ -64,19 +67,64 @@ def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
 def _completion(sequence: Sequence, start: int) -> CompletionOutput:
     """Return a completion from output position `start` on."""
     observed = _observed(sequence)
-    logprobs = observed.pop("logprobs", None)
-    if logprobs is not None:
-        logprobs = logprobs[start : len(sequence.output_ids)]
+    new = slice(start, len(sequence.output_ids))
+    for name in GROWING:
+        if observed.get(name) is not None:
+            observed[name] = observed[name][new]
+    for name in ("logprobs_at", "tensors"):
+        if observed.get(name) is not None:
+            observed[name] = {mode: values[new] for mode, values in observed[name].items()}
     return CompletionOutput(
         index=sequence.branch,
         text=sequence.text.text,
         token_ids=sequence.output_ids[start:],
-        logprobs=logprobs,
+        mean_logprob=sequence.mean_logprob,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,
         **observed,
     )
+
+
+def _best(
+    sequences: list[Sequence], done: list[CompletionOutput], n: int
+) -> list[CompletionOutput]:
+    """Return the `n` best of a request's candidates, numbered from the best.
+
+    By the sum of their tokens' raw log-probabilities; different token sequences come before
+    copies, failed candidates last, and the lower branch wins a tie.
+    """
+    order = sorted(
+        range(len(done)),
+        key=lambda i: (sequences[i].finish_reason == "error", -sequences[i].score),
+    )
+    firsts: dict[tuple[int, ...], int] = {}
+    for place in order:
+        firsts.setdefault(tuple(sequences[place].output_ids), place)
+    distinct = list(firsts.values())
+    ranked = [*distinct, *(place for place in order if place not in set(distinct))]
+    return [replace(done[place], index=rank) for rank, place in enumerate(ranked[:n])]
+
+
+def end_records(sequence: Sequence) -> None:
+    """Tell the observers of a sequence that it has ended; StageError for what one raises."""
+    for place, (observer, _) in enumerate(sequence.plan.observers):
+        record = sequence.records[place]
+        if record is _LOST:
+            continue
+        ending = Ending(
+            request_id=sequence.request.request_id,
+            index=sequence.branch,
+            reason=sequence.finish_reason or "",
+            num_tokens=len(sequence.output_ids),
+            mean_logprob=sequence.mean_logprob,
+        )
+        try:
+            with blaming(observer.name, "observer", len(sequence.output_ids)):
+                observer.finish(record, ending)
+        except StageError:
+            sequence.records[place] = _LOST
+            raise
 
 
 def _observed(sequence: Sequence) -> dict[str, Any]:
@@ -123,5 +171,23 @@ def _request_output(
         finished=finished,
         metrics=request.metrics,
         num_cached_tokens=request.num_cached_tokens,
-        plan=request.plan.report,
+        plan=_report(request),
     )
+
+
+def _report(request: Request) -> PlanReport:
+    """Return the plan's report, which is shared, with the notes of this request added."""
+    report: PlanReport = request.plan.report
+    notes = list(request.notes.values())
+    params = request.params
+    if "max_tokens" not in params.fields_set and params.max_tokens is not None:
+        ended = (
+            sequence.finish_reason == "length" and len(sequence.output_ids) >= params.max_tokens
+            for sequence in request.sequences
+        )
+        if any(ended):
+            notes.append(
+                f"max_tokens was left at its default of {params.max_tokens}, which ended the text; "
+                "give a larger one, or None for as much as the context holds"
+            )
+    return replace(report, notes=(*report.notes, *notes)) if notes else report

@@ -69,6 +69,7 @@ class EngineConfig:
     enforce_eager: bool
     seed: int
     max_logprobs: int  # -1: the whole vocabulary
+    max_logprob_token_ids: int  # -1: no limit
     logprobs_mode: str
     generation_config: str
     override_generation_config: Mapping[str, Any]
@@ -141,6 +142,7 @@ class EngineArgs(KnownKeywords):
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     max_logprobs: int = 20
+    max_logprob_token_ids: int = 128  # ours: how many ids logprob_token_ids may list
     logprobs_mode: str = "raw_logprobs"
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None

@@ -254,6 +254,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "max_cpu_loras": count("max_cpu_loras", 1, optional=True),
     "max_lora_rank": _max_lora_rank,
     "max_logprobs": count("max_logprobs", 0, also=-1),
+    "max_logprob_token_ids": count("max_logprob_token_ids", 0, also=-1),
     "logprobs_mode": one_of("logprobs_mode", tuple(LOGPROBS_MODES)),
     "scheduling_policy": one_of("scheduling_policy", ("fcfs", "priority")),
     "load_format": one_of("load_format", ("auto", "safetensors", "gguf", "dummy")),

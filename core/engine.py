@@ -10,6 +10,7 @@ from typing import Any, Self
 from . import absent, collect
 from .blame import blaming, checked_verdict
 from .build import Parts, build, device_memory, generation_defaults
+from .chain import StepResult
 from .config import EngineArgs, EngineConfig
 from .errors import EngineDeadError, StageError, ValidationError
 from .generation_config import announce, default_params
@@ -261,21 +262,18 @@ class LLMEngine:
             if error is not None:
                 self._break(sequence, error)
             elif not sequence.is_finished:
-                self._take(sequence, result.tokens[row], result.measured.get(row, ()), now)
+                self._take(sequence, result, row, now)
         return sampled + [sequence for sequence, _ in outcome.broken if sequence not in sampled]
 
     def _take(
-        self,
-        sequence: TokenSequence,
-        token: int,
-        measured: Sequence[tuple[int, Mapping[str, Any]]],
-        now: float,
+        self, sequence: TokenSequence, result: StepResult, row: int, now: float
     ) -> None:
         """Write a token down; what an observer, a stop or the text raises ends this sequence."""
         position = len(sequence.output_ids)
+        token = result.tokens[row]
         sequence.output_ids.append(token)
         try:
-            verdict = self._written(sequence, token, measured)
+            verdict = self._written(sequence, token, result.measured.get(row, ()))
         except BaseException as error:
             del sequence.output_ids[position:]
             self._break(sequence, error)
@@ -283,6 +281,9 @@ class LLMEngine:
                 raise
             return
         self._num_generated += 1
+        sequence.score += result.scores[row]
+        for stage, note in result.notes.get(row, {}).items():
+            sequence.request.notes.setdefault(stage, note)
         metrics = sequence.request.metrics
         if metrics is not None:
             collect.note_token(metrics, now)
@@ -325,6 +326,7 @@ class LLMEngine:
         try:
             with blaming("detokenizer", "text", len(sequence.output_ids)):
                 sequence.text.finish()
+            collect.end_records(sequence)
         except StageError as error:
             self._break(sequence, error)
 
@@ -435,6 +437,8 @@ class LLMEngine:
             "prefix_cache_queries": pool.num_queried,
             "prefix_cache_hits": pool.num_hit,
         }
+        for observer in self.parts.registry.observers:
+            counters.update(observer.metrics())
         gauges = {
             "num_requests_running": float(len(scheduler.running)),
             "num_requests_waiting": float(len(scheduler.waiting)),

@@ -126,14 +126,8 @@ class Intake:
 
     def params(self, params: Any) -> RequestParams:
         """Freeze and check one SamplingParams against this engine; the caller's object is untouched."""
-        if not isinstance(params, SamplingParams):
-            raise ParameterTypeError(
-                f"sampling_params must be SamplingParams, got {shown(params)}",
-                parameter="sampling_params",
-                value=params,
-            )
         parts = self.parts
-        own = params.clone()
+        own = as_params(params).clone()
         eos = parts.eos_ids[0] if parts.eos_ids else None
         own.update_from_generation_config({"eos_token_id": list(parts.eos_ids)}, eos)
         if parts.tokenizer is not None:
@@ -151,6 +145,7 @@ class Intake:
             frozen,
             vocab_size=parts.spec.vocab_size,
             max_logprobs=parts.config.max_logprobs,
+            max_logprob_token_ids=parts.config.max_logprob_token_ids,
             tokenizer=None,
         )
         self._check_allowed(frozen)
@@ -258,6 +253,17 @@ class Intake:
                     parameter="observers",
                 ) from error
         return sequence
+
+
+def as_params(given: Any) -> SamplingParams:
+    """Return `given` if it is SamplingParams; ParameterTypeError otherwise."""
+    if isinstance(given, SamplingParams):
+        return given
+    raise ParameterTypeError(
+        f"sampling_params must be SamplingParams, got {shown(given)}",
+        parameter="sampling_params",
+        value=given,
+    )
 
 
 def as_batch(prompts: Any) -> list[Any]:

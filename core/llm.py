@@ -12,7 +12,7 @@ from .config import EngineArgs
 from .engine import LLMEngine
 from .errors import ParameterTypeError, ValidationError
 from .inputs import TokensPrompt
-from .intake import as_batch
+from .intake import as_batch, as_params
 from .outputs import PlanReport, RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .progress import Progress
@@ -263,7 +263,7 @@ class LLM:
         ids: list[str] = []
         try:
             for place, prompt in enumerate(progress.adding(prompts)):
-                own = params[place].clone()
+                own = as_params(params[place]).clone()
                 own.output_kind = RequestOutputKind.FINAL_ONLY
                 ids.append(
                     self.llm_engine.add_request(

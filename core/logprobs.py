@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, overload
@@ -129,6 +130,58 @@ class FlatLogprobs(MutableSequence[dict[int, Logprob]]):
 
     def __repr__(self) -> str:
         return f"FlatLogprobs({list(self)!r})"
+
+
+class KeptSets(Sequence[Sequence[int]]):
+    """The ids that a picker could choose from, ascending, at each position of a sequence.
+
+    Compressed rows: position i has `ids[offsets[i]:offsets[i + 1]]`. Reads as a list of id lists.
+    """
+
+    __slots__ = ("ids", "offsets")
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.offsets = array("q", [0])
+
+    def append(self, ids: Iterable[int]) -> None:
+        """Add one position."""
+        self.ids.extend(ids)
+        self.offsets.append(len(self.ids))
+
+    def extend(self, positions: Iterable[Iterable[int]]) -> None:
+        """Add each position of another one, or of a list of id lists."""
+        for ids in positions:
+            self.append(ids)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Sequence[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> KeptSets: ...
+    def __getitem__(self, index: int | slice) -> Sequence[int] | KeptSets:
+        """The ids of a position, or a part as a KeptSets of its own."""
+        if isinstance(index, slice):
+            part = KeptSets()
+            part.extend(self[i] for i in range(len(self))[index])
+            return part
+        place = range(len(self))[index]
+        return self.ids[self.offsets[place] : self.offsets[place + 1]]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal content, also against a list of id lists."""
+        if not isinstance(other, (KeptSets, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            list(mine) == list(theirs) for mine, theirs in zip(self, other, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"KeptSets({[list(ids) for ids in self]!r})"
 
 
 SampleLogprobs = list[dict[int, Logprob]] | FlatLogprobs

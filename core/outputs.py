@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
+from .logprobs import FlatLogprobs, KeptSets, Logprob, PromptLogprobs, SampleLogprobs
 from .lora_request import LoRARequest
 from .plan_report import DroppedStep, PlanReport, PlanStep
 from .pooling_outputs import (
@@ -21,6 +21,9 @@ from .pooling_outputs import (
     ScoringRequestOutput,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
@@ -31,6 +34,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "FlatLogprobs",
+    "KeptSets",
     "Logprob",
     "PlanReport",
     "PlanStep",
@@ -57,7 +61,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: Sequence[int]
-    cumulative_logprob: float | None = None
+    cumulative_logprob: float | None = None  # of the values in `logprobs`
     logprobs: SampleLogprobs | None = None
     routed_experts: Any = None
     finish_reason: str | None = None
@@ -65,9 +69,13 @@ class CompletionOutput:
     lora_request: LoRARequest | None = None
     error: str | None = None
     logprobs_at: dict[str, SampleLogprobs] | None = None
-    kept_set: list[Sequence[int]] | None = None  # ids that survived, a position each
-    kept_mass: list[float] | None = None
+    mean_logprob: float | None = None  # of the tokens, before every stage; None without tokens
+    low_confidence: bool | None = None  # None unless the observer "confidence" was asked
+    low_confidence_reason: str | None = None
+    kept_set: KeptSets | None = None  # ids that the picker could choose from, a position each
+    kept_mass: list[float] | None = None  # their probability before every stage
     entropy: list[float] | None = None  # nats, a position each
+    tensors: dict[str, Tensor] | None = None  # log-probs mode -> float32 [tokens, vocabulary]
     trace: Any = None
     parsed: Any = None
     parse_error: str | None = None
@@ -84,19 +92,26 @@ class CompletionOutput:
         if not isinstance(self.token_ids, MutableSequence):
             self.token_ids = list(self.token_ids)
         self.token_ids.extend(new.token_ids)
-        for name in _GROWING:
+        for name in GROWING:
             setattr(self, name, _joined(getattr(self, name), getattr(new, name)))
         for mode, values in (new.logprobs_at or {}).items():
             self.logprobs_at = self.logprobs_at or {}
             self.logprobs_at[mode] = _joined(self.logprobs_at.get(mode), values)
+        for mode, rows in (new.tensors or {}).items():
+            self.tensors = self.tensors or {}
+            mine = self.tensors.get(mode)
+            self.tensors[mode] = rows if mine is None else _stacked(mine, rows)
         for name in _STATE:
             setattr(self, name, getattr(new, name))
 
 
 # Fields of CompletionOutput that hold one value a position, and those that hold the latest state.
-_GROWING = ("logprobs", "kept_set", "kept_mass", "entropy")
+GROWING = ("logprobs", "kept_set", "kept_mass", "entropy")
 _STATE = (
     "cumulative_logprob",
+    "mean_logprob",
+    "low_confidence",
+    "low_confidence_reason",
     "finish_reason",
     "stop_reason",
     "error",
@@ -107,6 +122,12 @@ _STATE = (
     "complete",
     "approximate",
 )
+
+
+def _stacked(mine: Tensor, new: Tensor) -> Tensor:
+    import torch  # here, so that outputs can be read without it
+
+    return torch.cat([mine, new])
 
 
 def _joined(mine: Any, new: Any) -> Any:

@@ -138,7 +138,8 @@ def _ranked_end(body: Sequence[Element], start: int) -> int:
     last = start
     while end < len(body):
         stage = body[end].stage
-        cut = isinstance(stage, CutStage) and stage.caps.keeps_top_segment
+        caps = stage.caps
+        cut = isinstance(stage, CutStage) and caps.keeps_top_segment and not caps.needs_full_row
         if not cut and not (stage.caps.monotone and stage.form is Form.ELEMENTWISE):
             break
         end += 1

@@ -46,6 +46,7 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    score: float = 0.0  # sum of its tokens' log-probabilities before every stage
 
     @property
     def key(self) -> int:
@@ -56,6 +57,11 @@ class Sequence:
     def plan(self) -> Any:
         """The request's plan."""
         return self.request.plan
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Mean log-probability of its tokens before every stage."""
+        return self.score / len(self.output_ids) if self.output_ids else None
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +102,7 @@ class Request:
     output_kind: Any = None
     prompt_logprobs: Any = None  # collected by the engine while the prompt is computed
     metrics: Any = None
+    notes: dict[str, str] = field(default_factory=dict)  # what to tell of it besides its plan
     cache_root: bytes = b""  # what the names of this request's blocks start from
     num_cached_tokens: int | None = None  # set by the scheduler when the request first runs
     is_reported: bool = (

@@ -10,11 +10,16 @@ from .param_rules import refuse, shown
 
 
 def check_request(
-    params: Any, *, vocab_size: int, max_logprobs: int, tokenizer: Any = None
+    params: Any,
+    *,
+    vocab_size: int,
+    max_logprobs: int,
+    max_logprob_token_ids: int = -1,
+    tokenizer: Any = None,
 ) -> None:
     """Check parameters (either form) against one model; ValidationError names the field.
 
-    `max_logprobs` -1 is no limit. `tokenizer` is needed for constraints, and where it has a length
+    `max_logprobs` and `max_logprob_token_ids` -1 are no limit. `tokenizer` is needed for constraints, and where it has a length
     it bounds `allowed_token_ids`.
     """
     for name in ("logprobs", "prompt_logprobs"):
@@ -24,6 +29,14 @@ def check_request(
     _check_ids("allowed_token_ids", params.allowed_token_ids, known)
     _check_ids("stop_token_ids", params.stop_token_ids, max(vocab_size, known))
     _check_ids("logprob_token_ids", params.logprob_token_ids, vocab_size)
+    listed = len(params.logprob_token_ids or ())
+    if 0 <= max_logprob_token_ids < listed:
+        raise ValidationError(
+            f"logprob_token_ids must list at most max_logprob_token_ids ({max_logprob_token_ids}) "
+            f"ids, got {listed}",
+            parameter="logprob_token_ids",
+            value=listed,
+        )
     for ids in params.bad_words_token_ids or ():
         _check_ids("bad_words", ids, max(vocab_size, known))
     if params.structured_outputs is not None and tokenizer is None:

@@ -83,9 +83,12 @@ class Caps:
 
     `monotone`: a non-decreasing map of each logit that looks at nothing but the row's columns, so
     that `transform` may be given any subset of a row's tokens. `keeps_top_segment`: a CUT whose
-    kept set is a prefix of the order (logit descending, id ascending). `shifts_row`: adds one number
-    to every logit of a row, as a log-softmax does; `reads_zero`: multiplies logits, so that such a
-    shift before it changes its strength (the plan notes the two in that order).
+    kept set is a prefix of the order (logit descending, id ascending). `needs_full_row`: reads more of
+    a row than its best tokens and `Ranking.total` tell. `shifts_row`: adds one number to every logit of
+    a row, as a log-softmax does; `reads_zero`: multiplies logits, so that such a shift before it
+    changes its strength (the plan notes the two in that order). `carried`: the state holds what tokens
+    do not tell, so a preempted sequence keeps it, and `rebuild` serves only for tokens that another
+    chain chose.
     """
 
     needs: frozenset[Need] = frozenset()
@@ -98,6 +101,7 @@ class Caps:
     needs_full_row: bool = True
     shifts_row: bool = False
     reads_zero: bool = False
+    carried: bool = False
 
 
 class StageParams(BaseModel):
@@ -122,6 +126,7 @@ class BindContext:
     prompt_len: int = -1  # in tokens; -1 is replaced by the number of ids
     logprobs_mode: str = "raw_logprobs"  # the engine's, where the request names none
     reasoning: ReasoningMarkers | None = None  # where reasoning begins and ends, if it is known
+    wish: Any = None  # for an observer that the request names: its checked Params
 
     def __post_init__(self) -> None:
         if self.prompt_len < 0:
@@ -348,10 +353,28 @@ class Tap(Enum):
     FINAL = "final"  # what the picker saw
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sequence ended, as observers are told."""
+
+    request_id: str
+    index: int  # of the sequence in its request
+    reason: str  # the finish_reason
+    num_tokens: int
+    mean_logprob: float | None  # of its tokens, before every stage; None without tokens
+
+
 class Observer:
-    """Reads a tap of the chain and feeds fields of the output; changes nothing."""
+    """Reads a tap of the chain and feeds fields of the output; changes nothing.
+
+    A request asks for one by a field of its own, or in `observers`: by name, with parameters of
+    `Params` ({"observer": name, ...}, which `bind` finds in `ctx.wish`), or as an object.
+    """
 
     name: ClassVar[str] = ""
+
+    class Params(StageParams):
+        """No parameters."""
 
     def bind(self, ctx: BindContext) -> Hashable | None:
         """Return this request's order (hashable; rows with equal orders are measured together), or None."""
@@ -378,6 +401,13 @@ class Observer:
     def result(self, record: Any) -> Mapping[str, Any]:
         """Return fields of CompletionOutput, by name."""
         raise NotImplementedError(f"observer {self.name!r} does not implement result")
+
+    def finish(self, record: Any, ending: Ending) -> None:
+        """Take note that the sequence ended; called once, before its last `result`."""
+
+    def metrics(self) -> Mapping[str, int]:
+        """Return counts since the engine was made, by name; they become `decodekit:` counters."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ penalties need tokens that were generated; there the stage is run on the model's
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def bars(axes: Any, model: Model, before: Tensor, after: Tensor, title: str) -> 
     axes.margins(x=0.01)
 
 
-def panels(titles: Sequence[str], height: float = 2.5) -> tuple[Any, Sequence[Any]]:
+def panels(titles: Sequence[str], height: float = 2.7) -> tuple[Any, Sequence[Any]]:
     """Make a figure with one panel a title, side by side on one scale."""
     figure, axes = plt.subplots(
         1, len(titles), figsize=(8.4, height), sharey=True, squeeze=False, layout="constrained"
@@ -111,15 +112,18 @@ def panels(titles: Sequence[str], height: float = 2.5) -> tuple[Any, Sequence[An
     return figure, axes[0]
 
 
-def save(figure: Any, name: str, legend: bool = True) -> None:
-    """Write one picture."""
-    if legend:
-        figure.axes[-1].legend(frameon=False, loc="upper right")
+def save(figure: Any, name: str) -> None:
+    """Write one picture, without the indents and comments that make a third of the file."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside upper right", ncols=2)
+    text = io.StringIO()
+    figure.savefig(text, metadata={"Date": None, "Creator": None}, facecolor="white", format="svg")
+    plt.close(figure)
+    lines = [line.strip() for line in text.getvalue().splitlines()]
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.svg"
-    figure.savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
-    plt.close(figure)
-    print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    path.write_text("\n".join(line for line in lines if not line.startswith("<!--")) + "\n")
+    print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
 def kept(row: Tensor) -> int:
@@ -132,7 +136,7 @@ def draw(model: Model) -> None:
     plain = model.after(TEXT, mode="raw").exp()
 
     figure, axes = panels("abc")
-    for panel, t in zip(axes, (0.5, 1.0, 2.0), strict=True):
+    for panel, t in zip(axes, (0.5, 1.0, 1.5), strict=True):
         bars(panel, model, plain, model.after(TEXT, temperature=t).exp(), f"temperature={t:g}")
     save(figure, "temperature")
 

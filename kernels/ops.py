@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .reference.attention import attend_grouped, read_pages, write_pages
 from .reference.mass import (
+    ONE,
     num_segments,
     row_total,
     row_weights,
@@ -26,10 +27,22 @@ from .reference.noise import (
 )
 from .reference.race import race_list, race_segments
 from .reference.ranked import Ranked, rank_all, rank_top
+from .reference.statistics import (
+    RowCollision,
+    RowEntropy,
+    RowSpread,
+    row_collision,
+    row_entropy,
+    row_spread,
+)
 
 __all__ = [
+    "ONE",
     "Purpose",
     "Ranked",
+    "RowCollision",
+    "RowEntropy",
+    "RowSpread",
     "attend_grouped",
     "exponential_for_ids",
     "num_segments",
@@ -40,6 +53,9 @@ __all__ = [
     "rank_top",
     "read_pages",
     "request_key",
+    "row_collision",
+    "row_entropy",
+    "row_spread",
     "row_total",
     "row_weights",
     "seed_key",

@@ -19,7 +19,7 @@ from ...core.hookspecs import hookimpl
 from ...core.registry import Registry
 from ...core.stage import CommandSpec
 from ...kernels.lang import HAS_TRITON
-from .model_checks import Check, check_model
+from .model_checks import Check, check_answers, check_setup
 from .options import ENGINE, SAMPLING, Sampling
 from .session import open_engine, screen
 from .shared import takes
@@ -96,8 +96,10 @@ def _checks(engine_args: EngineArgs, sampling: Sampling, no_model: bool) -> Iter
             raise
         yield Check("model", "error", f"it cannot be loaded: {error}", _advice(error))
         return
-    with screen(stderr=True).status("Checking the model"):
-        yield from list(check_model(engine, sampling))
+    yield from check_setup(engine)
+    with screen(stderr=True).status("Trying the model"):
+        found = list(check_answers(engine, sampling))
+    yield from found
 
 
 def _advice(error: Exception) -> str:

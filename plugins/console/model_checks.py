@@ -15,7 +15,7 @@ from ...core.errors import DecodekitError, ValidationError
 from ...core.outputs import RequestOutput
 from ...core.params import RequestOutputKind, SamplingParams
 from .options import Sampling
-from .session import steps_of
+from .session import chat_request, steps_of
 
 if TYPE_CHECKING:
     from ...core.engine import LLMEngine
@@ -41,14 +41,21 @@ class Check:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_model(engine: LLMEngine, sampling: Sampling) -> Iterator[Check]:
-    """Yield every check of a loaded model."""
+def check_setup(engine: LLMEngine) -> Iterator[Check]:
+    """Yield what can be seen without running the model: its facts, its template, its defaults."""
     yield from _facts(engine)
-    rendered = yield from _template(engine)
-    yield _generation_config(engine)
+    yield from _template(engine)
+    found = engine.sampling_defaults
+    listed = ", ".join(f"{name}={value!r}" for name, value in found.items())
+    seen = listed or "sets nothing; the defaults are temperature 1 and no truncation"
+    yield Check("generation_config", "info", seen, data=dict(found))
+
+
+def check_answers(engine: LLMEngine, sampling: Sampling) -> Iterator[Check]:
+    """Run the model and yield what its answers tell; `sampling` is tried for repetition."""
     params = sampling.build(engine)
     yield Check("chain in force", "info", " > ".join(steps_of(engine.explain(params))))
-    yield from _generations(engine, params, rendered)
+    yield from _generations(engine, params)
 
 
 def _facts(engine: LLMEngine) -> Iterator[Check]:
@@ -65,41 +72,37 @@ def _facts(engine: LLMEngine) -> Iterator[Check]:
     yield Check("attention", "ok", f"{backend.name}, cache of {room:,} tokens")
 
 
-def _generation_config(engine: LLMEngine) -> Check:
-    found = engine.sampling_defaults
-    listed = ", ".join(f"{name}={value!r}" for name, value in found.items())
-    seen = listed or "sets nothing; the defaults are temperature 1 and no truncation"
-    return Check("generation_config", "info", seen, data=dict(found))
-
-
 # --- the template ---------------------------------------------------------------------------------
 
 
 def _template(engine: LLMEngine) -> Iterator[Check]:
-    """Check the chat template; return the rendered question, None without a template."""
     tokenizer = engine.parts.tokenizer
-    if tokenizer is None or (tokenizer.chat_template is None and not engine.config.chat_template):
+    if tokenizer is None or not _has_template(engine):
         yield Check(
             "chat template",
             "warn",
             "the tokenizer has none, so chat is refused; the checks complete plain text",
             "give one with --chat-template, or use an instruct model",
         )
-        return None
+        return
     asked = [{"role": "user", "content": QUESTION}]
+    answered = [*asked, {"role": "assistant", "content": MARKER}]
     try:
         opened = _render(engine, tokenizer, asked, True)
         closed = _render(engine, tokenizer, asked, False)
-        answered = _render(
-            engine, tokenizer, [*asked, {"role": "assistant", "content": MARKER}], False
-        )
+        whole = _render(engine, tokenizer, answered, False)
     except ValidationError as error:
         yield Check("chat template", "error", str(error), "give another one with --chat-template")
-        return None
+        return
     yield _generation_prompt(opened, closed)
     yield _bos(tokenizer, opened)
-    yield _turn_end(engine, tokenizer, answered)
-    return opened
+    yield _turn_end(engine, tokenizer, whole)
+
+
+def _has_template(engine: LLMEngine) -> bool:
+    tokenizer = engine.parts.tokenizer
+    own = tokenizer is not None and bool(tokenizer.chat_template)
+    return own or engine.config.chat_template is not None
 
 
 def _render(
@@ -180,25 +183,24 @@ def _turn_end(engine: LLMEngine, tokenizer: Tokenizer, answered: str) -> Check:
 # --- generations ----------------------------------------------------------------------------------
 
 
-def _generations(
-    engine: LLMEngine, params: SamplingParams, rendered: str | None
-) -> Iterator[Check]:
-    question = _prompt(engine, QUESTION, rendered is not None)
-    story = _prompt(engine, STORY, rendered is not None)
+def _generations(engine: LLMEngine, params: SamplingParams) -> Iterator[Check]:
     limit = engine.config.max_logprobs
     best = SamplingParams(temperature=0, max_tokens=NUM_GREEDY, logprobs=20 if limit < 0 else limit)
-    drawn = {"temperature": 1.0, "max_tokens": NUM_SAMPLED, "ignore_eos": True}
+    drawn = SamplingParams(temperature=1, max_tokens=NUM_SAMPLED, ignore_eos=True)
+    seeded = drawn.clone()
+    seeded.seed = 1234
     long = params.clone()
     long.n, long.max_tokens = 1, NUM_LONG
-    jobs: dict[str, tuple[Any, SamplingParams]] = {
-        "greedy": (question, best),
-        "unseeded 1": (story, SamplingParams(**drawn)),
-        "unseeded 2": (story, SamplingParams(**drawn)),
-        "seeded 1": (story, SamplingParams(**drawn, seed=1234)),
-        "seeded 2": (story, SamplingParams(**drawn, seed=1234)),
-        "long": (story, long),
-    }
     try:
+        question, story = _prompt(engine, QUESTION), _prompt(engine, STORY)
+        jobs = {
+            "greedy": (question, best),
+            "unseeded 1": (story, drawn),
+            "unseeded 2": (story, drawn),
+            "seeded 1": (story, seeded),
+            "seeded 2": (story, seeded),
+            "long": (story, long),
+        }
         outputs = _run(engine, jobs)
     except DecodekitError as error:
         yield Check("generation", "error", str(error))
@@ -208,15 +210,15 @@ def _generations(
         yield Check("generation", "error", "; ".join(broken), "see the log with --log-level debug")
         return
     yield _not_empty(outputs["greedy"])
-    yield _first_token(engine, outputs["greedy"], rendered)
+    yield _first_token(engine, outputs["greedy"])
     yield _samples(outputs)
     yield _loop(outputs["long"])
 
 
-def _prompt(engine: LLMEngine, text: str, is_chat: bool) -> Any:
-    from .session import chat_request
-
-    return chat_request(engine, [{"role": "user", "content": text}]) if is_chat else text
+def _prompt(engine: LLMEngine, text: str) -> Any:
+    if not _has_template(engine):
+        return text
+    return chat_request(engine, [{"role": "user", "content": text}])
 
 
 def _run(
@@ -224,8 +226,9 @@ def _run(
 ) -> dict[str, RequestOutput]:
     """Run the jobs together; return their outputs by name."""
     for name, (prompt, params) in jobs.items():
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        engine.add_request(f"doctor: {name}", prompt, params)
+        own = params.clone()
+        own.output_kind = RequestOutputKind.FINAL_ONLY
+        engine.add_request(f"doctor: {name}", prompt, own)
     outputs = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -246,17 +249,17 @@ def _not_empty(output: RequestOutput) -> Check:
     )
 
 
-def _first_token(engine: LLMEngine, output: RequestOutput, rendered: str | None) -> Check:
+def _first_token(engine: LLMEngine, output: RequestOutput) -> Check:
     """Say how likely the first token ends the answer; exact where end ids are among the best."""
     part = output.outputs[0]
-    after = f"after {_tail(rendered)}" if rendered is not None else "after plain text"
+    after = f"after {_tail(output.prompt)}"
     if not part.logprobs:
         return Check("first token", "error", "there is none", "see the line above")
     entries = part.logprobs[0]
     ends = [entries[i].logprob for i in engine.parts.eos_ids if i in entries]
     chance = sum(map(math.exp, ends))
     shown = f"p = {chance:.2g}" if ends else f"p < {min(map(_chance, entries.values())):.1g}"
-    data = {"probability": chance, "rendered": rendered}
+    data = {"probability": chance, "rendered": output.prompt}
     if part.token_ids[0] in engine.parts.eos_ids:
         return Check(
             "first token",

@@ -141,7 +141,7 @@ def test_legal_swaps_change_the_kept_set_as_the_formulas_say(make_llm: Maker) ->
     table[:, 4:] = -30.0
     table[:, :4] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     llm = make_llm(table)
-    fields: dict[str, Any] = {"temperature": 2.0, "top_p": 0.65, "max_tokens": 400, "seed": 1}
+    fields: dict[str, Any] = {"temperature": 2.0, "top_p": 0.65, "max_tokens": 100, "seed": 1}
 
     def seen(chain: list[str]) -> set[int]:
         params = SamplingParams(chain=chain, **fields)
@@ -161,7 +161,7 @@ def test_a_list_of_params_must_have_one_a_prompt(given: int, llm: LLM) -> None:
     assert is_idle(llm)
 
 
-@pytest.mark.parametrize("given", ["greedy", {"temperature": 0}, 3])
+@pytest.mark.parametrize("given", ["greedy", {"temperature": 0}, 3, [None], [{"n": 1}]])
 def test_params_of_another_type_are_refused(given: Any, llm: LLM) -> None:
     with pytest.raises(ValidationError) as caught:
         generate(llm, ["a"], given)

@@ -80,7 +80,7 @@ def test_dec_112_minus_one_and_none_are_unlimited(
     (found,) = chat(llm, greedy(budget), template=template)
 
     assert CLOSE not in found.token_ids
-    assert found.text.endswith("abababab")
+    assert "abababab" in found.text[-9:]
 
 
 def test_dec_113_a_reasoning_that_ends_by_itself_gets_no_second_marker(llm: LLM) -> None:

@@ -29,7 +29,13 @@ class Letters:
 def order_of(count: int | None, vocab: int = 10, **given: Any) -> Order | None:
     size = given.pop("tokenizer_size", vocab)
     engine = given.pop("engine", "raw_logprobs")
-    request = {"logprobs": count, "logprobs_mode": None, "flat_logprobs": False, **given}
+    request = {
+        "logprobs": count,
+        "logprob_token_ids": None,
+        "logprobs_mode": None,
+        "flat_logprobs": False,
+        **given,
+    }
     context = make_context(
         vocab,
         tokenizer_size=size,
@@ -39,19 +45,29 @@ def order_of(count: int | None, vocab: int = 10, **given: Any) -> Order | None:
     return OBSERVER.bind(context)
 
 
-def observe(logits: Tensor, tokens: list[list[int]], count: int, **given: Any) -> list[Any]:
+def observe(
+    logits: Tensor, tokens: list[list[int]], count: int | None, **given: Any
+) -> list[Any]:
     """Run steps over rows `logits` [rows, vocab]; return each row's result."""
     texts = given.pop("texts", None)
     order = order_of(count, logits.shape[1], **given)
     assert order is not None
     records = [OBSERVER.open(order, texts) for _ in range(len(logits))]
     for step in tokens:
-        measured = OBSERVER.measure(order, {order.tap: TapView(logits)}, torch.tensor(step))
+        measured = OBSERVER.measure(order, _taps(order, logits), torch.tensor(step))
         host = {name: value.numpy() for name, value in measured.items()}
         for row, record in enumerate(records):
             values = {name: value[row] for name, value in host.items()}
             OBSERVER.record(record, step[row], values)
     return [OBSERVER.result(record) for record in records]
+
+
+def _taps(order: Order, logits: Tensor) -> dict[Tap, TapView]:
+    """Show rows that later taps see with less and less alive."""
+    rows = {Tap.RAW: logits, Tap.MASKED: logits.clone(), Tap.FINAL: logits.clone()}
+    if len(order.points) > 1:
+        rows[Tap.MASKED][:, 0] = rows[Tap.FINAL][:, :2] = -INF
+    return {tap: TapView(rows[tap]) for tap in OBSERVER.taps(order)}
 
 
 def test_unasked_is_unbound() -> None:
@@ -166,7 +182,8 @@ def test_each_mode_reads_its_tap(mode: str, tap: Tap, is_logit: bool) -> None:
 
     for order in (asked, default):
         assert order is not None
-        assert (order.tap, order.is_logit) == (tap, is_logit)
+        (point,) = order.points
+        assert (point.tap, point.is_logit) == (tap, is_logit)
         assert OBSERVER.taps(order) == {tap}
 
 
@@ -239,3 +256,48 @@ def test_values_do_not_depend_on_the_batch(rng: torch.Generator) -> None:
         alone = OBSERVER.measure(order, {Tap.RAW: TapView(logits[part])}, tokens[part])
         for name, value in alone.items():
             assert torch.equal(value[0], together[name][row])
+
+
+def test_listed_ids_come_alone_or_after_the_best_with_true_ranks(rng: torch.Generator) -> None:
+    logits = torch.randn(6, 30, generator=rng)
+    asked = (3, 29, 3, 11)
+
+    alone = observe(logits, [[5] * 6], None, logprob_token_ids=asked)
+    beside = observe(logits, [[5] * 6], 4, logprob_token_ids=asked)
+
+    for row in range(6):
+        truth = logits[row].log_softmax(0)
+        best = logits[row].argsort(descending=True).tolist()[:4]
+        (entries,), (more,) = alone[row]["logprobs"], beside[row]["logprobs"]
+        assert list(entries) == [5, 3, 29, 11]
+        assert list(more) == list(dict.fromkeys([5, *best, 3, 29, 11]))
+        for token, entry in (*entries.items(), *more.items()):
+            assert entry.logprob == pytest.approx(float(truth[token]), abs=1e-5)
+            assert entry.rank == 1 + int((logits[row] > logits[row, token]).sum())
+        assert alone[row]["cumulative_logprob"] == pytest.approx(float(truth[5]), abs=1e-5)
+
+
+def test_ids_past_the_tokenizer_cannot_be_listed() -> None:
+    with pytest.raises(ValueError, match=r"logprob_token_ids .* \[0, 8\), got 8"):
+        order_of(None, tokenizer_size=8, logprob_token_ids=(2, 8))
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_several_modes_at_once_each_have_their_list(is_flat: bool) -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    modes = ("masked", "raw", "processed_logits")
+
+    (result,) = observe(logits, [[2], [3]], 1, logprobs_mode=modes, flat_logprobs=is_flat)
+
+    masked, final = logits[0].clone(), logits[0].clone()
+    masked[0] = final[:2] = -INF
+    assert result["logprobs"][0][2].logprob == pytest.approx(float(masked.log_softmax(0)[2]))
+    assert list(result["logprobs_at"]) == ["raw", "processed_logits"]
+    raw, last = result["logprobs_at"].values()
+    assert [list(position) for position in raw] == [[2, 0], [3, 0]]
+    assert raw[1][3].logprob == pytest.approx(float(logits[0].log_softmax(0)[3]))
+    assert [list(position) for position in last] == [[2], [3, 2]]
+    assert last[1][3].logprob == 0.0
+    assert isinstance(last, FlatLogprobs) is is_flat
+    expected = masked.log_softmax(0)
+    assert result["cumulative_logprob"] == pytest.approx(float(expected[2] + expected[3]))

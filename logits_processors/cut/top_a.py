@@ -1,0 +1,47 @@
+"""Keeps p_i >= a * (max p)**2: a bar that falls with the square of the best token's probability.
+
+p is of the alive tokens. A threshold: equal logits stay or go together. From the community; equal to
+text-generation-webui's `TopALogitsWarper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from ...core.batch import Ranking, RowView
+from ...core.hookspecs import hookimpl
+from ...core.stage import CutParams, CutStage, Stage
+from .share import best_share, weights_beside_best
+
+
+class TopA(CutStage):
+    """Tokens at least a * max p times as likely as the best one."""
+
+    name = "top_a"
+    needs_mass = True
+
+    class Params(CutParams):
+        """The factor before the square."""
+
+        a: float | None = Field(default=None, ge=0, le=1)
+
+    @classmethod
+    def is_identity(cls, params: Any) -> bool:
+        return not params.a
+
+    @classmethod
+    def table(cls, params: Any) -> dict[str, float | int]:
+        return {**super().table(params), "a": float(params.a)}
+
+    def keep(self, ranking: Ranking, rows: RowView) -> Tensor:
+        least = rows.column("a").double() * best_share(ranking)
+        return weights_beside_best(ranking) >= least[:, None]
+
+
+@hookimpl
+def decodekit_stages() -> Iterable[type[Stage]]:
+    return [TopA]
