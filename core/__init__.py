@@ -1,1 +1,1 @@
-"""The words every room shares, the engine that plans and runs chains, and the doors users come in by."""
+"""The words every room shares, the engine that plans and runs chains, and the doors to it."""

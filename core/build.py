@@ -1,4 +1,4 @@
-"""Build the parts of an engine from its configuration: model, cache, plugins, tokenizer, planner."""
+"""Build the parts of an engine from its configuration: model, cache, plugins, tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: add requests, step, collect outputs, abort. In-process; its doors are LLM and AsyncLLM."""
+"""The engine: add requests, step, collect outputs, abort. LLM and AsyncLLM are built on it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LLMEngine:
         priority: int = 0,
         prompt_text: str | None = None,
     ) -> str:
-        """Check and queue one request; return its id. Raises ValidationError and queues nothing if it is bad."""
+        """Check and queue one request; return its id. A bad one raises ValidationError."""
         self.check_health()
         absent.check_call(lora_request=lora_request, trace_headers=trace_headers)
         if not isinstance(request_id, str):
@@ -88,7 +88,7 @@ class LLMEngine:
             )
         if request_id in self.requests:
             raise ValidationError(
-                f"request_id {request_id!r} is already running; ids must be unique among live requests",
+                f"request_id {request_id!r} is already running; live requests need different ids",
                 parameter="request_id",
                 value=request_id,
             )
@@ -376,7 +376,7 @@ class LLMEngine:
         )
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
-        """Bring back "weights", "kv_cache" and "scheduling", or all; awake already: nothing happens."""
+        """Bring back "weights", "kv_cache" and "scheduling", or all; awake already: a no-op."""
         self.power.wake_up(tags)
 
     def is_sleeping(self) -> bool:

@@ -48,7 +48,7 @@ class NotInThisVersion(ValidationError):
 
 
 class ChainError(ValidationError):
-    """A chain that cannot run: an unknown stage, an illegal order, a parameter that does not bind."""
+    """A chain that cannot run: an unknown stage, an illegal order, a bad parameter."""
 
 
 class PluginError(DecodekitError):

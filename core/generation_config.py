@@ -57,7 +57,7 @@ def announce(fields: Mapping[str, Any]) -> None:
     if fields:
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         log.warning(
-            "sampling defaults from generation_config: %s (generation_config='vllm' turns them off)",
+            "generation_config sets these defaults: %s (generation_config='vllm' turns them off)",
             listed,
         )
 

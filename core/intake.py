@@ -108,7 +108,8 @@ class Intake:
             )
         if not 0 < shape[0] < parts.max_model_len:
             raise ValidationError(
-                f"prompt_embeds must have from 1 to {parts.max_model_len - 1} tokens, got {shape[0]}",
+                f"prompt_embeds must have from 1 to {parts.max_model_len - 1} tokens, "
+                f"got {shape[0]}",
                 parameter="prompt_embeds",
                 value=shape[0],
             )
@@ -125,7 +126,7 @@ class Intake:
     # --- parameters -----------------------------------------------------------------------------
 
     def params(self, params: Any) -> RequestParams:
-        """Freeze and check one SamplingParams against this engine; the caller's object is untouched."""
+        """Freeze and check one SamplingParams against this engine; the object is untouched."""
         parts = self.parts
         own = as_params(params).clone()
         eos = parts.eos_ids[0] if parts.eos_ids else None
@@ -267,7 +268,7 @@ def as_params(given: Any) -> SamplingParams:
 
 
 def as_batch(prompts: Any) -> list[Any]:
-    """Return `prompts` as a list of prompts; one prompt (a list of ids included) becomes a list of one."""
+    """Return `prompts` as a list of prompts; one prompt, ids included, becomes a list of one."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Sequence):

@@ -66,7 +66,7 @@ class BlockPool:
         return shared
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Drop one reference from each of `blocks`; the last of a list is the first to be reused."""
+        """Drop one reference from each of `blocks`; the last of a list is reused first."""
         for block in reversed(list(blocks)):
             self._references[block] -= 1
             assert self._references[block] >= 0, "a block was freed twice"

@@ -87,7 +87,7 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or many, through the model's chat template."""
+        """Answer one conversation (a list of messages) or many, through the chat template."""
         absent.check_call(mm_processor_kwargs=mm_processor_kwargs)
         prompts = [
             self.chat_prompt(
@@ -158,7 +158,7 @@ class LLM:
         *,
         use_tqdm: TqdmOption = True,
     ) -> list[RequestOutput]:
-        """Run until every queued request is done; return all their results in the order of their ids."""
+        """Run until every queued request is done; return their results in the order of ids."""
         ids = list(self._queued)
         with Progress(use_tqdm) as progress:
             outputs = self._run(ids, progress)
@@ -232,7 +232,7 @@ class LLM:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a function with the worker first, or a worker's method by name; one result a worker."""
+        """Call a function with the worker first, or a worker's method; one result a worker."""
         worker = self.llm_engine.parts.runner
         call = getattr(worker, method) if isinstance(method, str) else None
         if call is not None:

@@ -1,4 +1,4 @@
-"""A program: a plan without its numbers, cut into dense and ranked segments; shared by equal chains."""
+"""A program: a plan without its numbers, cut into dense and ranked segments."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PromptCollector:
         return len(self.values)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Take raw logits float32 [n, vocab] that predict the prompt tokens `targets` [n], in order."""
+        """Take raw logits float32 [n, vocab] that predict the prompt tokens `targets` [n]."""
         scores = torch.log_softmax(logits[:, : self.tokenizer_size], 1)
         inside = targets < self.tokenizer_size
         chosen = scores.gather(1, targets.clamp(max=self.tokenizer_size - 1)[:, None])

@@ -122,7 +122,8 @@ def _either(part: str, newer: Any, older: Any, *, default: str) -> str:
     first, second = rule(newer), text(f"think_{part}_str", optional=True)(older)
     if first is not None and second is not None and first != second:
         raise ValidationError(
-            f"reasoning_{part}_str and think_{part}_str are one setting, got {first!r} and {second!r}",
+            f"reasoning_{part}_str and think_{part}_str are one setting, "
+            f"got {first!r} and {second!r}",
             parameter="reasoning_config",
             value=second,
         )

@@ -21,7 +21,7 @@ class Status(Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One growing list of tokens of a request; `prompt_ids` never change, `output_ids` only grow."""
+    """One growing list of tokens; `prompt_ids` never change, `output_ids` only grow."""
 
     uid: int  # unique in the engine, never reused
     request: Request

@@ -39,7 +39,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> StepOutcome:
-        """Compute the scheduled tokens and choose the next one of each sequence that is complete."""
+        """Compute the scheduled tokens and choose the next one of each complete sequence."""
         work = schedule.work
         hidden = self._forward(work)  # [T, hidden]
         sampled: list[TokenSequence] = []

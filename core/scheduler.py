@@ -138,7 +138,7 @@ class Scheduler:
         return priority, request.arrival_index, sequence.branch
 
     def _grow(self, sequence: Sequence, count: int, step: Schedule) -> bool:
-        """Allocate blocks for `count` more tokens, preempting others; False if it cannot run now."""
+        """Allocate blocks for `count` tokens, preempting others; False if it cannot run now."""
         need = self.pool.blocks_for(sequence.num_computed + count) - len(sequence.blocks)
         while need > 0:
             blocks = self.pool.allocate(need)

@@ -51,7 +51,7 @@ class SlotTable:
 
 
 class SeenTokens:
-    """For each slot: the distinct tokens seen, their output counts, and whether the prompt holds them.
+    """For each slot: the distinct tokens seen, their output counts, and whether they are prompt.
 
     `ids` is a padded list [max_slots, capacity]; the padding repeats a token that the slot has
     seen, so that gather, change and scatter over a padded row write equal values twice.
@@ -98,7 +98,7 @@ class SeenTokens:
         self.counts[slots, tokens] += 1
 
     def rollback(self, slot: int, tokens: Sequence[int]) -> None:
-        """Take generated tokens back; a token left without a count stays listed, which is harmless."""
+        """Take generated tokens back; a token left without a count stays listed, harmlessly."""
         gone = torch.tensor(list(tokens), dtype=torch.int64, device=self.device)
         self.counts[slot].index_add_(0, gone, torch.full_like(gone, -1, dtype=torch.int32))
 

@@ -1,4 +1,4 @@
-"""The contract that every plugin of the pipeline is written against: stages, pickers, stops, observers and the rest.
+"""The contract that every plugin is written against: stages, pickers, stops, observers and more.
 
 A stage is data (parameters, kind, order, capabilities) and one deed, `transform`. One object of
 the class serves every row of a batch: numbers of a request live in columns (`rows.column("p")`),
@@ -310,7 +310,7 @@ class Picker(Stage):
         raise NotImplementedError(f"picker {self.name!r} does not implement pick")
 
 
-# --- the other plugin types -------------------------------------------------------------------------
+# --- the other plugin types ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ Checker = Callable[[SequenceView], "Verdict | None"]
 
 
 class Stop:
-    """A reason to end a sequence. `bind` returns the check of one request, or None if it asks for none."""
+    """A reason to end a sequence. `bind` returns the check of one request, or None."""
 
     name: ClassVar[str] = ""
     rank: ClassVar[int] = 100  # the order of the checks, low first
@@ -377,7 +377,7 @@ class Observer:
         """No parameters."""
 
     def bind(self, ctx: BindContext) -> Hashable | None:
-        """Return this request's order (hashable; rows with equal orders are measured together), or None."""
+        """Return this request's order (hashable; equal orders are measured together), or None."""
         raise NotImplementedError(f"observer {self.name!r} does not implement bind")
 
     def taps(self, order: Any) -> frozenset[Tap]:
@@ -464,7 +464,7 @@ class AttentionStep(Protocol):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write k, v [T, kv_heads, d] to the cache and return causal attention [T, heads, d] of q."""
+        """Write k, v [T, kv_heads, d] to the cache; return causal attention [T, heads, d]."""
         ...
 
 

@@ -81,7 +81,7 @@ def test_the_readme_chains_run_in_the_order_in_which_they_are_written(
     assert orders == [
         ["temperature", "top_p", "race"],
         ["top_p", "temperature", "race"],
-        ["top_k", "temperature", "top_k#2", "race"],
+        ["top_k", "temperature", "last", "race"],
     ]
 
 
@@ -125,6 +125,13 @@ def test_the_readme_lists_the_stages_in_the_order_of_the_default_profile(
     listed = [quoted(row[1])[0] for row in table_rows("Stages")]
     order = [name for name in registry.profiles["default"].order if name in listed]
     assert [name for name in listed if name in order] == order
+
+
+def test_the_readme_names_every_stop_and_observer(registry: Registry) -> None:
+    [stops] = re.findall(r"^Stops: (.*)$", README, re.MULTILINE)
+    assert quoted(stops) == [stop.name for stop in registry.stops]
+    [observers] = re.findall(r"^Observers: (.*)$", README, re.MULTILINE)
+    assert sorted(quoted(observers)) == sorted(item.name for item in registry.observers)
 
 
 def test_the_readme_names_every_command(registry: Registry) -> None:

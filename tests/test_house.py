@@ -31,7 +31,7 @@ WORDS = """
 THOUGHT = """
     binding blame build chain chat chat_messages chat_template collect detokenizer discovery draft
     generation_config gguf_vocab intake kv_cache models naming offers order plan plan_text
-    plugin_info program prompt_logprobs registry rescue runner scheduler tokenizer
+    plugin_info power profiling program prompt_logprobs registry rescue runner scheduler tokenizer
 """.split()
 DOORS = "async_llm cli engine llm progress".split()
 BAND_OF = {

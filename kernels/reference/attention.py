@@ -18,7 +18,7 @@ def write_pages(cache: Tensor, places: Tensor, values: Tensor) -> None:
 
 
 def read_pages(cache: Tensor, tables: Tensor) -> Tensor:
-    """Return pages of `tables` [B, n] as [B, kv_heads, n * block_size, d] (a view, heads outermost)."""
+    """Return pages of `tables` [B, n] as [B, kv_heads, n * block_size, d], a view."""
     heads, _, size, width = cache.shape
     batch, count = tables.shape
     pages = cache.index_select(1, tables.reshape(-1))

@@ -20,6 +20,8 @@ from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import Caps, Form, Kind, Stage, StageParams
 
+LOWEST = torch.finfo(torch.float32).min
+
 
 class Quadratic(Stage):
     """Smooth sampling."""
@@ -57,7 +59,8 @@ class Quadratic(Stage):
         drops = logits - logits.amax(1, keepdim=True)
         torch.mul(drops, cube, out=logits)
         logits.add_(square).mul_(drops).mul_(drops)
-        logits.masked_fill_(dead, -torch.inf)
+        # What overflows stays alive; what is dead stays dead, where 0 * inf made NaN of it.
+        logits.clamp_(min=LOWEST).masked_fill_(dead, -torch.inf)
 
 
 @hookimpl

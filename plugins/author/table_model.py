@@ -96,7 +96,7 @@ def byte_tokenizer(
     bos: str | None = None,
     chat_template: str | None = None,
 ) -> Any:
-    """Return a byte-level transformers tokenizer: 256 byte tokens (ids 0..255), then `extra`, then `special`.
+    """Return a byte-level tokenizer: 256 byte tokens (ids 0..255), then `extra`, then `special`.
 
     `extra` are plain tokens of several bytes; text is never encoded to them, since there are no
     merges, but they decode as themselves. `eos` and `bos` name special tokens.
@@ -109,8 +109,10 @@ def byte_tokenizer(
     backend = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    return PreTrainedTokenizerFast(
+    tokens = [AddedToken(text, normalized=False, special=True) for text in special]
+    backend.add_special_tokens(tokens)
+    make: Any = PreTrainedTokenizerFast
+    return make(
         tokenizer_object=backend,
         eos_token=eos,
         bos_token=bos,
