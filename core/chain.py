@@ -195,6 +195,10 @@ class ChainRunner:
             self.table.seen.accept(slots, host, chosen)
         return errors
 
+    def rest(self) -> None:
+        """Let go of the rows of the last step: the next one begins with other sequences."""
+        self._groups.clear()
+
     # --- a step -------------------------------------------------------------------------------
 
     def run(self, sequences: Sequence[TokenSequence], logits: Tensor) -> StepResult:

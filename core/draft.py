@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_STAGES = 64  # a request
 CHAIN = "chain"  # the layer of values written in the chain itself
+PROFILE = "profile"  # the layer of values that the profile gives to what is left open
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +41,13 @@ class Draft:
         self.sources[own] = layer
         self.flat[own] = name
         self.params = None
+
+    def settle(self, own: str, value: object, layer: str) -> None:
+        """Set the parameter `own` if nothing gave it yet."""
+        if own not in self.given:
+            self.given[own] = value
+            self.sources[own] = layer
+            self.params = None
 
     def check(self) -> StageParams:
         """Check the parameters against the stage's model; errors name the request field."""
@@ -88,10 +96,13 @@ def draft_chain(
     notes: list[str] = []
     written: list[Draft] = []
     if params.chain is None:
-        drafts = _expand(fields, layers, registry, order)
+        drafts = _expand(fields, layers, registry, order, profile)
     else:
         written = [_listed(item, registry) for item in params.chain]
         drafts = _complete(written, fields, layers, registry, order, notes)
+    for draft in drafts:
+        for own, value in profile.settings.get(draft.stage.name, {}).items():
+            draft.settle(own, value, PROFILE)
     _end_in_picker(drafts, params, registry, profile)
     if len(drafts) > MAX_STAGES:
         raise ChainError(
@@ -125,12 +136,19 @@ def _flat_fields(params: RequestParams, registry: Registry) -> dict[str, object]
 
 
 def _expand(
-    fields: Mapping[str, object], layers: Mapping[str, str], registry: Registry, order: Order
+    fields: Mapping[str, object],
+    layers: Mapping[str, str],
+    registry: Registry,
+    order: Order,
+    profile: Profile,
 ) -> list[Draft]:
     """The profile's chain: the mandatory stages, and one instance of each that a field asks for."""
     drafts = {stage: Draft(stage) for stage in registry.stages.values() if stage.mandatory}
     for name, value in fields.items():
         stage, own = registry.fields[name]
+        if name in profile.fields:
+            other, own = profile.fields[name]
+            stage = registry.stage(other)
         drafts.setdefault(stage, Draft(stage)).take(name, own, value, layers[name])
     return [drafts[stage] for stage in order.arrange(drafts)]
 

@@ -350,6 +350,8 @@ class LLMEngine:
             if request.is_finished and self.requests.get(request.request_id) is request:
                 del self.requests[request.request_id]
                 self._num_finished += 1
+        if not self.requests:
+            self.parts.chain.rest()
 
     def _output(self, sequence: TokenSequence) -> RequestOutput | None:
         """Make one output; an observer whose result fails ends its own sequence with an error."""

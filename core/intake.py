@@ -16,7 +16,7 @@ from .detokenizer import TextStream, TokenTexts
 from .errors import ParameterTypeError, ValidationError
 from .outputs import RequestStateStats
 from .param_rules import shown
-from .params import RequestParams, SamplingParams
+from .params import RequestOutputKind, RequestParams, SamplingParams
 from .prompt_logprobs import PromptCollector
 from .request import Request, Sequence as TokenSequence
 from .request_checks import check_prompt, check_request
@@ -182,6 +182,13 @@ class Intake:
                 parameter="prompt_logprobs",
                 value=params.prompt_logprobs,
             )
+        if params.best_of > params.n and params.output_kind is not RequestOutputKind.FINAL_ONLY:
+            raise ValidationError(
+                f"best_of={params.best_of} with n={params.n} cannot be streamed, since the best are "
+                "known at the end; use output_kind=RequestOutputKind.FINAL_ONLY",
+                parameter="best_of",
+                value=params.best_of,
+            )
         number = next(self._numbers)
         plan = parts.planner.admit(
             params,
@@ -219,7 +226,7 @@ class Intake:
                 flat=params.flat_logprobs,
             )
         request.sequences = [
-            self._sequence(request, branch, prompt.length) for branch in range(params.n)
+            self._sequence(request, branch, prompt.length) for branch in range(params.best_of)
         ]
         for child in request.sequences[1:]:
             child.fork_from = request.sequences[0]
@@ -277,9 +284,15 @@ def as_batch(prompts: Any) -> list[Any]:
             parameter="prompts",
             value=prompts,
         )
+    if not len(prompts):
+        raise ValidationError(
+            "prompts must hold at least one prompt, and a prompt at least one token; got none",
+            parameter="prompts",
+            value=prompts,
+        )
     items = list(prompts)
     whole = [isinstance(item, int) and not isinstance(item, bool) for item in items]
-    if items and all(whole):
+    if all(whole):
         return [items]
     if any(whole):
         place = whole.index(True)

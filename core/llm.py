@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from . import absent
 from .chat import encode_chat
+from .chat_hint import ChatHint
 from .config import EngineArgs
 from .engine import LLMEngine
 from .errors import ParameterTypeError, ValidationError
@@ -45,6 +46,7 @@ class LLM:
         self.request_counter = itertools.count()
         self._queued: dict[str, None] = {}
         self._results: dict[str, RequestOutput] = {}
+        self._chat_hint: ChatHint | None = None  # made for the first text prompt
 
     # --- generation ---------------------------------------------------------------------------
 
@@ -275,10 +277,25 @@ class LLM:
                         priority=priorities[place],
                     )
                 )
+                self._hint(ids[-1], prompt)
         except BaseException:
             self._abandon(ids)
             raise
         return ids
+
+    def _hint(self, request_id: str, prompt: Any) -> None:
+        """Note a raw text prompt that looks as if it was meant for `chat`."""
+        if isinstance(prompt, Mapping):
+            prompt = None if prompt.get("prompt_token_ids") is not None else prompt.get("prompt")
+        if not isinstance(prompt, str):
+            return
+        engine = self.llm_engine
+        if self._chat_hint is None:
+            self._chat_hint = ChatHint(engine.parts.tokenizer, engine.config.chat_template)
+        note = self._chat_hint.note(prompt)
+        if note is not None:
+            engine.requests[request_id].notes["chat"] = note
+            engine.warn_once(note)
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -196,9 +196,19 @@ def strings(name: str, *, bare: bool = False) -> Rule:
                 refuse_type(name, item, allowed)
             if not item:
                 refuse(name, value, allowed)
+            if not _is_text(item):
+                refuse(name, item, "made of text, in which no surrogate stands alone")
         return items
 
     return check
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def mapping(name: str, *, optional: bool = True) -> Rule:

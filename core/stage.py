@@ -83,12 +83,12 @@ class Caps:
 
     `monotone`: a non-decreasing map of each logit that looks at nothing but the row's columns, so
     that `transform` may be given any subset of a row's tokens. `keeps_top_segment`: a CUT whose
-    kept set is a prefix of the order (logit descending, id ascending). `needs_full_row`: reads more of
-    a row than its best tokens and `Ranking.total` tell. `shifts_row`: adds one number to every logit of
-    a row, as a log-softmax does; `reads_zero`: multiplies logits, so that such a shift before it
-    changes its strength (the plan notes the two in that order). `carried`: the state holds what tokens
-    do not tell, so a preempted sequence keeps it, and `rebuild` serves only for tokens that another
-    chain chose.
+    kept set is a prefix of the order (logit descending, id ascending). `needs_full_row`: reads more
+    of a row than its best tokens and `Ranking.total` tell. `shifts_row`: adds one number to every
+    logit of a row, as a log-softmax does; `reads_zero`: multiplies logits, so that such a shift
+    before it changes its strength (the plan notes the two in that order). `carried`: the state
+    holds what tokens do not tell, so a preempted sequence keeps it, and `rebuild` serves only for
+    tokens that another chain chose.
     """
 
     needs: frozenset[Need] = frozenset()
@@ -412,7 +412,11 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named default chain: the order of the built-in stages inside their kinds."""
+    """A named default chain: the order of the built-in stages inside their kinds.
+
+    `settings` are parameters of stages that a request leaves open. `fields` says which stage and
+    parameter a flat request field means here, where that is another stage than elsewhere.
+    """
 
     name: str
     order: tuple[str, ...]
@@ -420,6 +424,8 @@ class Profile:
     greedy: str = "greedy"
     description: str = ""
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    fields: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

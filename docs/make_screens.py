@@ -18,7 +18,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 FOLDER = Path(__file__).parent
 WIDTH = 96
-SCREEN = re.compile(r"^(<!-- varies -->\n)?```console\n\$ (decodekit[^\n]*)\n(.*?)^```$", re.M | re.S)
+SCREEN = re.compile(
+    r"^(<!-- varies -->\n)?```console\n\$ (decodekit[^\n]*)\n(.*?)^```$", re.M | re.S
+)
 
 
 class Screen(NamedTuple):
@@ -36,7 +38,7 @@ def screens(page: str) -> Iterator[Screen]:
 
 
 def run(command: str) -> str:
-    """Run a `decodekit ...` line in this process and return what it writes, both streams together."""
+    """Run a `decodekit ...` line in this process; return what it writes to both streams."""
     from typer.testing import CliRunner
 
     from decodekit.core.cli import app

@@ -40,7 +40,7 @@ def generate(llm: LLM) -> None:
 def chat(llm: LLM) -> None:
     """Answer a conversation through the model's chat template."""
     heading("chat")
-    messages = [{"role": "user", "content": "Write one sentence about the sea."}]
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
     params = SamplingParams(temperature=0, max_tokens=64)
     [output] = llm.chat(messages, params, use_tqdm=False)
     answer = output.outputs[0]
@@ -155,7 +155,7 @@ async def stream() -> None:
     """Read one answer piece by piece while the engine works on a thread of its own."""
     heading("AsyncLLM: a stream of deltas")
     engine = AsyncLLM(max_model_len=512, max_num_seqs=4)
-    params = SamplingParams(temperature=0, max_tokens=48, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams(temperature=0, max_tokens=32, output_kind=RequestOutputKind.DELTA)
     messages = [{"role": "user", "content": "Count from 1 to 10."}]
     async for output in engine.chat(messages, params):
         print(output.outputs[0].text, end="", flush=True)

@@ -1,16 +1,16 @@
 """Sequence breakers: texts across which a repetition does not count, as token sequences.
 
-A breaker is a head token and a tail, the tokens that must follow it. A text becomes, for every token
-of the vocabulary that contains it, that token with an empty tail; and for every token that ends in a
-beginning of it, that token with the tokens of the rest as its tail (llama.cpp's rule).
+A breaker is a head token and a tail, the tokens that must follow it. A text becomes, for every
+token of the vocabulary that contains it, that token with an empty tail; and for every token that
+ends in a beginning of it, that token with the tokens of the rest as its tail (llama.cpp's rule).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ CHUNK = 64  # tokens looked at backwards in one go
 Ids = tuple[int, ...]
 Heads = Mapping[int, frozenset[Ids]]
 
-# What a tokenizer makes of a text is worth keeping: it takes a pass over the vocabulary.
-_KNOWN: WeakKeyDictionary[Any, dict[str, Heads]] = WeakKeyDictionary()
-
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
@@ -39,7 +36,7 @@ class Breakers:
     singles: frozenset[int]  # tokens that hold a whole breaker
 
     def since_last(self, tokens: NDArray[np.int64]) -> int:
-        """Return how many tokens follow the last breaker in `tokens`; all of them if it has none."""
+        """Return how many tokens follow the last breaker in `tokens`; all if there is none."""
         size = len(tokens)
         if not self.heads:
             return size
@@ -56,9 +53,7 @@ class Breakers:
 
     @staticmethod
     def _longest(tails: Iterable[Ids], following: NDArray[np.int64]) -> int:
-        lengths = [
-            len(tail) for tail in tails if tuple(following[: len(tail)].tolist()) == tail
-        ]
+        lengths = [len(tail) for tail in tails if tuple(following[: len(tail)].tolist()) == tail]
         return max(lengths, default=-1)
 
 
@@ -86,14 +81,12 @@ def _of_text(text: str, tokenizer: Any) -> Heads:
             parameter=FIELD,
             value=text,
         )
-    known = _KNOWN.setdefault(tokenizer, {})
-    if text not in known:
-        known[text] = _scan(text, tokenizer)
-    return known[text]
+    return _scan(text, tokenizer)
 
 
+@lru_cache(maxsize=64)
 def _scan(text: str, tokenizer: Any) -> Heads:
-    """Look at every token of the vocabulary."""
+    """Look at every token of the vocabulary, which takes a while: the last few texts are kept."""
     wanted = text.encode()[:LONGEST_TEXT]
     heads: dict[int, set[Ids]] = {}
     tails: dict[bytes, Ids] = {}

@@ -1,4 +1,4 @@
-"""The tokens of a sequence for stages that search them: an array that grows, and the last few of a row."""
+"""The tokens of a sequence, for stages that search them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user pages are true: their code runs, their output and screens are real, their tables complete."""
+"""The user pages are true: code runs, output and screens are real, tables are complete."""
 
 import contextlib
 import importlib.util
@@ -31,17 +31,17 @@ FENCE = re.compile(r"^(?P<lead><!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<info>
 
 
 class Block(NamedTuple):
-    """One fenced block: its language, whether it is the output of the one before, its first line."""
+    """One fenced block; `line` is that of its first line."""
 
     language: str
-    is_output: bool
+    is_output: bool  # what the block before it prints
     code: str
     line: int
     is_run: bool
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page. `<!-- not run: why -->` over a block keeps it from running."""
+    """Yield the fenced blocks of a page; `<!-- not run: why -->` over one keeps it from running."""
     text = (DOCS / page).read_text()
     for match in FENCE.finditer(text):
         language, _, rest = match["info"].partition(" ")
@@ -138,7 +138,7 @@ def test_a_screen_that_varies_uses_commands_and_options_that_exist() -> None:
                 assert re.search(rf"{option}\b", helps[command]), f"{page}: {screen.command}"
 
 
-# --- tables -----------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def section(page: str, title: str) -> str:
@@ -212,7 +212,7 @@ def test_the_api_page_names_the_fields_of_the_outputs() -> None:
 
 
 def test_the_api_page_names_every_engine_argument_that_acts() -> None:
-    refused = {row.name for row in absent.ENGINE_ARGUMENTS} - {"tokenizer_mode"}
+    refused = {row.name for row in absent.ENGINE_ARGUMENTS}
     acting = {item.name for item in fields(EngineArgs) if item.name != "_"} - refused
 
     assert first_column(section("api.md", "Engine arguments")) == acting
@@ -220,13 +220,14 @@ def test_the_api_page_names_every_engine_argument_that_acts() -> None:
 
 def test_the_command_page_has_every_command() -> None:
     rooms = [name for name in BUILT_INS if name.startswith(("plugins.console.", "plugins.author."))]
-    names = {spec.name for spec in Registry.load(catalogue=rooms, autoload=False, environ={}).commands}
+    registry = Registry.load(catalogue=rooms, autoload=False, environ={})
+    names = {spec.name for spec in registry.commands}
     told = {name.split()[1] for name in headings("cli.md") if name.startswith("decodekit ")}
 
     assert told == names
 
 
-# --- pictures ---------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def test_every_picture_is_small_and_shown() -> None:

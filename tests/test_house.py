@@ -29,7 +29,7 @@ WORDS = """
     vllm_processors
 """.split()
 THOUGHT = """
-    binding blame build chain chat chat_messages chat_template collect detokenizer discovery draft
+    binding blame build chain chat chat_hint chat_messages chat_template collect detokenizer discovery draft
     generation_config gguf_vocab intake kv_cache models naming offers order plan plan_text
     plugin_info power profiling program prompt_logprobs registry rescue runner scheduler tokenizer
 """.split()

@@ -1,8 +1,9 @@
 """Statistics of whole rows over the alive tokens: entropy, collision, deviation.
 
 A row's result depends on that row alone, to the bit. Sums of terms in [0, 1] are taken of integers
-in units of 2**-40, as in `mass.py`, so that no order of adding matters; the rest is added segment by
-segment, in float64. With M the row's maximum, d_i = M - l_i and w_i = exp(-d_i), p_i = w_i / total.
+in units of 2**-40, as in `mass.py`, so that no order of adding matters; the rest is added segment
+by segment, in float64. With M the row's maximum, d_i = M - l_i and w_i = exp(-d_i), p_i = w_i /
+total.
 """
 
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def row_spread(logits: Tensor) -> RowSpread:
 
 def _in_parts(logits: Tensor, measure: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
     step = _ROWS_AT_ONCE if logits.device.type == "cpu" else max(len(logits), 1)
-    found = [measure(part) for part in logits.split(step)]
+    found = [measure(part) for part in torch.split(logits, step)]
     return [torch.cat(column) for column in zip(*found, strict=True)]
 
 

@@ -1,15 +1,15 @@
-"""Don't repeat yourself: the longer the passage that a token would go on copying, the more it loses.
+"""Don't repeat yourself: the longer a passage that a token goes on copying, the more it loses.
 
-For each earlier position i, m(i) is the length of the longest common suffix of h[..i] and h, the history
-of prompt and output. With L(c) the greatest m(i) over the places i that c follows, and L(c) >= a, the
-`allowed_length`: l_c -= multiplier * base**(L(c) - a). No match reaches across a sequence breaker or out
-of the last `range` tokens, nothing happens right after a breaker, and a token that holds a whole
-breaker is never made less likely. The exponent is held where base**x leaves float32.
+For each earlier position i, m(i) is the length of the longest common suffix of h[..i] and h, the
+history of prompt and output. With L(c) the greatest m(i) over the places i that c follows, and L(c)
+>= a, the `allowed_length`: l_c -= multiplier * base**(L(c) - a). No match reaches across a sequence
+breaker or out of the last `range` tokens, nothing happens right after a breaker, and a token that
+holds a whole breaker is never made less likely. The exponent is held where base**x leaves float32.
 
-Breakers are texts or id sequences. A text is matched as llama.cpp does: every token that contains it is a
-breaker by itself, and a token that ends in a beginning of it is one if the tokens of the rest follow.
-text-generation-webui takes the last token of the text alone, and exllamav2 every token with one of
-its characters. From text-generation-webui PR 5677; equal to llama.cpp's `dry`.
+Breakers are texts or id sequences. A text is matched as llama.cpp does: every token that contains
+it is a breaker by itself, and a token that ends in a beginning of it is one if the tokens of the
+rest follow. text-generation-webui takes the last token of the text alone, and exllamav2 every token
+with one of its characters. From text-generation-webui PR 5677; equal to llama.cpp's `dry`.
 
 State: the history with m(i) for every i, brought up to date in one pass for each token.
 """
@@ -84,7 +84,7 @@ class Dry(Stage):
     caps = Caps(stateful=True, spec="sequential")
 
     class Params(StageParams):
-        """Strength, growth, what is free, how far back it looks (None or below 1: all), breakers."""
+        """Strength, growth, what is free, how far back it looks (below 1: all), breakers."""
 
         multiplier: float | None = Field(default=None, ge=0, allow_inf_nan=False)
         base: float = Field(default=1.75, ge=1, allow_inf_nan=False)
@@ -132,7 +132,8 @@ class Dry(Stage):
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
         found = [
-            penalties(state, params) for state, params in zip(rows.states, rows.params, strict=True)
+            penalties(state, params, rows.vocab_size)
+            for state, params in zip(rows.states, rows.params, strict=True)
         ]
         values = [value for row in found for value in row.values()]
         if values:
@@ -140,7 +141,7 @@ class Dry(Stage):
             logits[places] -= torch.tensor(values, dtype=torch.float32, device=rows.device)
 
 
-def penalties(state: Repeats, params: Any) -> Mapping[int, float]:
+def penalties(state: Repeats, params: Any, vocab_size: int) -> Mapping[int, float]:
     """Return what each token loses."""
     tokens = state.tokens
     first = 0
@@ -151,22 +152,18 @@ def penalties(state: Repeats, params: Any) -> Mapping[int, float]:
         return {}
     lengths = state.lengths[first:]
     lengths = np.minimum(lengths, np.arange(1, len(lengths) + 1))  # none begins before the window
-    places = np.flatnonzero(lengths >= params.allowed_length)
-    longest: dict[int, int] = {}
+    places = np.flatnonzero((lengths >= params.allowed_length) & (tokens[first + 1 :] < vocab_size))
+    places = places[np.argsort(lengths[places])]  # the longest one of a token comes last, and stays
     following = tokens[first + 1 :][places].tolist()
-    for token, length in zip(following, lengths[places].tolist(), strict=True):
-        longest[token] = max(longest.get(token, 0), min(length, limit))
+    longest = dict(zip(following, np.minimum(lengths[places], limit).tolist(), strict=True))
     most = int(LOG_MOST / math.log(params.base)) if params.base > 1.000001 else 0
     return {
-        token: min(params.multiplier * params.base ** _exponent(length, params, most), MOST)
+        token: min(
+            params.multiplier * params.base ** min(length - params.allowed_length, most), MOST
+        )
         for token, length in longest.items()
         if token not in params.found.singles
     }
-
-
-def _exponent(length: int, params: Any, most: int) -> int:
-    beyond: int = length - params.allowed_length
-    return min(beyond, most)
 
 
 def common_suffixes(tokens: Tokens) -> Tokens:

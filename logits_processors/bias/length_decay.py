@@ -1,8 +1,9 @@
-"""Makes the end likelier the longer an answer runs: l_eos += |l_eos| * (f**(t - start) - 1) for t > start.
+"""Makes the end likelier the longer an answer runs.
 
-t counts generated tokens, and every end id of the model is raised. An end token that is masked stays
-so, and one whose logit is exactly 0 never moves. What is added is held at 1e30, so that no row
-overflows. Equal to transformers' `ExponentialDecayLengthPenalty`.
+l_eos += |l_eos| * (f**(t - start) - 1) for t > start. t counts generated tokens, and every end id
+of the model is raised. An end token that is masked stays so, and one whose logit is exactly 0 never
+moves. What is added is held at 1e30, so that no row overflows. Equal to transformers'
+`ExponentialDecayLengthPenalty`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Adds a number to the token that would complete a sequence: l of s[-1] += b if the history ends with s[:-1].
+"""Adds a number to the token that would complete a sequence.
 
-The history is prompt and output. Several sequences that end in one token add up. A sequence is a list
-of ids, or a text, that is spelled bare and after a space as in `bad_words`. -inf bans, and a bias never
-revives a masked token; unlike those of `logit_bias`, finite numbers are not clamped. Equal to
-transformers' `SequenceBiasLogitsProcessor`.
+For each sequence s: l of s[-1] += b if the history ends with s[:-1]. The history is prompt and
+output. Several sequences that end in one token add up. A sequence is a list of ids, or a text, that
+is spelled bare and after a space as in `bad_words`. -inf bans, and a bias never revives a masked
+token; unlike those of `logit_bias`, finite numbers are not clamped. Equal to transformers'
+`SequenceBiasLogitsProcessor`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class SequenceBias(Stage):
         return {}
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
-        found = [_biases(params, tail(rows, i, params.longest)) for i, params in enumerate(rows.params)]
+        found = [
+            _biases(params, tail(rows, i, params.longest)) for i, params in enumerate(rows.params)
+        ]
         values = [value for row in found for value in row.values()]
         if values:
             places = pairs([list(row) for row in found], rows.device)

@@ -1,12 +1,12 @@
 """Drops tokens below an absolute probability (2210.15191).
 
 * epsilon: keep p_i >= ε, and the best token.
-* eta:     keep p_i >= η, and the best token, with η = min(ε, sqrt(ε) exp(-H)): the flatter the row, the
+* eta: keep p_i >= η, and the best token, with η = min(ε, sqrt(ε) exp(-H)): the flatter the row, the
   lower the bar.
 
-p and the entropy H are of the alive tokens. Both are thresholds: equal logits stay or go together. Equal
-to transformers' `EpsilonLogitsWarper` and `EtaLogitsWarper`, except that a row with no token alive
-stays as it is and raises nothing. Published values of ε: 3e-4 to 4e-3.
+p and the entropy H are of the alive tokens. Both are thresholds: equal logits stay or go together.
+Equal to transformers' `EpsilonLogitsWarper` and `EtaLogitsWarper`, except that a row with no token
+alive stays as it is and raises nothing. Published values of ε: 3e-4 to 4e-3.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps p_i >= sum of p_j**2, the chance that two draws agree (2509.23234).
 
-It has no parameter and never empties a row, since that sum is at most max p. p is of the alive tokens.
-A threshold: equal logits stay or go together.
+It has no parameter and never empties a row, since that sum is at most max p. p is of the alive
+tokens. A threshold: equal logits stay or go together.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Cuts the tail where the curve of sorted probabilities goes flat.
 
-With p in rank order, slopes d_i = p_i - p_(i+1) and bends c_i = |d_i - d_(i+1)|, scaled to sum 1: rank 0
-stays, rank i >= 1 stays if c_0 + ... + c_(i-1) <= z, and the last rank always goes. Only alive tokens are
-ranked. z = 1 is off, since the formula itself would still cut one token; a row with fewer than three
-tokens alive, or without a bend, stays as it is. Follows rank order, so a tie at the border may be kept
-in part. From Phil Wang's blog (2019); equal to text-generation-webui's `TailFreeLogitsWarper`.
+With p in rank order, slopes d_i = p_i - p_(i+1) and bends c_i = |d_i - d_(i+1)|, scaled to sum 1:
+rank 0 stays, rank i >= 1 stays if c_0 + ... + c_(i-1) <= z, and the last rank always goes. Only
+alive tokens are ranked. z = 1 is off, since the formula itself would still cut one token; a row
+with fewer than three tokens alive, or without a bend, stays as it is. Follows rank order, so a tie
+at the border may be kept in part. From Phil Wang's blog (2019); equal to text-generation-webui's
+`TailFreeLogitsWarper`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Truncations that keep the tokens above one logit a row, computed from the whole row without a sort."""
+"""Truncations that keep what is above one logit, found from the whole row without a sort."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...kernels.ops import rank_top
 
 
 class ThresholdCut(CutStage):
-    """Keeps l_i >= threshold; tokens of equal logit stay or go together, and the best always stays."""
+    """Keeps l_i >= threshold; equal logits stay or go together, and the best always stays."""
 
     caps = replace(CutStage.caps, needs_full_row=True)
 
@@ -22,7 +22,7 @@ class ThresholdCut(CutStage):
         """Only min_keep."""
 
     def threshold(self, logits: Tensor, rows: RowView) -> Tensor:
-        """Return the least logit that stays, float64 [rows]; what is above the best is lowered to it."""
+        """Return the least logit that stays, float64 [rows]; one above the best means the best."""
         raise NotImplementedError(f"stage {self.name!r} does not implement threshold")
 
     def transform(self, logits: Tensor, rows: RowView) -> None:

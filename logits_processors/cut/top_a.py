@@ -1,7 +1,7 @@
 """Keeps p_i >= a * (max p)**2: a bar that falls with the square of the best token's probability.
 
-p is of the alive tokens. A threshold: equal logits stay or go together. From the community; equal to
-text-generation-webui's `TopALogitsWarper`.
+p is of the alive tokens. A threshold: equal logits stay or go together. From the community; equal
+to text-generation-webui's `TopALogitsWarper`.
 """
 
 from __future__ import annotations

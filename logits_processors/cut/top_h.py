@@ -1,9 +1,10 @@
 """Keeps the best tokens that hold a share α of the row's entropy (2509.02510).
 
-In rank order with e_i = -p_i ln p_i: keep while e_0 + ... + e_i <= α * H, and always the first. p and H are
-of the alive tokens, or with `window` n of the n best ones alone, scaled to sum 1; n = 100 is
-transformers' `TopHLogitsWarper`, which agrees with the full form on rows with at most 100 tokens. Follows
-rank order, so a tie at the border may be kept in part. The paper recommends α = 0.4.
+In rank order with e_i = -p_i ln p_i: keep while e_0 + ... + e_i <= α * H, and always the first. p
+and H are of the alive tokens, or with `window` n of the n best ones alone, scaled to sum 1; n = 100
+is transformers' `TopHLogitsWarper`, which agrees with the full form on rows with at most 100
+tokens. Follows rank order, so a tie at the border may be kept in part. The paper recommends α =
+0.4.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class TopH(CutStage):
             inside = inside & (ranking.ranks < rows.column("window")[:, None])
         p = weights_beside_best(ranking).masked_fill_(~inside, 0.0)
         p /= p.cumsum(1)[:, -1:].clamp_min_(1.0)  # cumsum adds in rank order, whatever the width
-        running = torch.special.entr(p).cumsum(1)
+        running: Tensor = torch.special.entr(p).cumsum(1)
         kept = inside & (running <= rows.column("alpha").double()[:, None] * running[:, -1:])
-        kept[:, 0] = inside[:, 0]
-        return kept
+        first = inside & (ranking.ranks == 0)
+        return kept | first
 
 
 def _reach(params: Any) -> int:

@@ -1,4 +1,4 @@
-"""Top-k and top-p at once: keep the tokens of rank < k whose mass before them, in the whole row, is < p.
+"""Top-k and top-p at once: keep rank < k with F < p, F the mass before it in the whole row.
 
 The sequential form, top_k and then top_p, measures p against the survivors of k; this joint form
 (SGLang's, and FlashInfer's "joint") measures it against every alive token, and so keeps as many or

@@ -3,7 +3,8 @@
 Masked tokens count neither in σ nor in its mean: as zeros or as -inf they would change the kept set
 beyond recognition. σ scales with the temperature, so a temperature before or after changes nothing
 here; it is that of a population, which differs from a sample's by a factor sqrt(n / (n - 1)). A
-threshold: equal logits stay or go together. Equal to llama.cpp's `top_n_sigma`. The paper uses n = 1.
+threshold: equal logits stay or go together. Equal to llama.cpp's `top_n_sigma`. The paper uses n =
+1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Keeps the tokens whose surprise is nearest to the expected one (2202.00666).
 
-With d_i = |-ln p_i - H|: the smallest set in ascending d whose mass reaches p. p_i and the entropy H are of
-the alive tokens. The likeliest token may go, where the row is less certain than it is. Follows the
-order of d (ids ascending among equals), so a tie at the border may be kept in part; transformers'
-`TypicalLogitsWarper`, equal otherwise, keeps it whole. `min_keep` counts in that order, too.
+With d_i = |-ln p_i - H|: the smallest set in ascending d whose mass reaches p. p_i and the entropy
+H are of the alive tokens. The likeliest token may go, where the row is less certain than it is.
+Follows the order of d (ids ascending among equals), so a tie at the border may be kept in part;
+transformers' `TypicalLogitsWarper`, equal otherwise, keeps it whole. `min_keep` counts in that
+order, too.
 
--ln p_i - H = (M - l_i) - sum of p_j (M - l_j), so neither needs a logarithm of p, which is NaN-prone at 0.
+-ln p_i - H = (M - l_i) - sum of p_j (M - l_j), so neither needs a logarithm of p, which is
+NaN-prone at 0.
 """
 
 from __future__ import annotations

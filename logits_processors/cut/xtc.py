@@ -1,15 +1,15 @@
 """Removes the top choices, all but the least likely of them, now and then (XTC).
 
-With S = {i : p_i >= threshold}: if S has two tokens or more, then with probability ρ all of S go but its
-least likely member (the highest id among equals). One uniform number decides for each request and
-position; it is addressed by the instance's id, so no other stage moves it. If a token of `protect` would
-go, or fewer than `min_keep` would stay, nothing goes.
+With S = {i : p_i >= threshold}: if S has two tokens or more, then with probability ρ all of S go
+but its least likely member (the highest id among equals). One uniform number decides for each
+request and position; it is addressed by the instance's id, so no other stage moves it. If a token
+of `protect` would go, or fewer than `min_keep` would stay, nothing goes.
 
-`mode` "draw" is that. "expected" averages the two outcomes instead: with E the mass of what would go, a
-token that would go keeps (1 - ρ) p_i, and every other one gets (1 - ρ) p_i + ρ p_i / (1 - E).
+`mode` "draw" is that. "expected" averages the two outcomes instead: with E the mass of what would
+go, a token that would go keeps (1 - ρ) p_i, and every other one gets (1 - ρ) p_i + ρ p_i / (1 - E).
 
-A threshold above 0.5 could never find two tokens. From text-generation-webui's `XTCLogitsWarper`; equal to
-llama.cpp's `xtc` without `protect`; the expected form is exllamav3's.
+A threshold above 0.5 could never find two tokens. From text-generation-webui's `XTCLogitsWarper`;
+equal to llama.cpp's `xtc` without `protect`; the expected form is exllamav3's.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Forces how an answer begins and ends.
 
 * prefix: at position t below its length, l of prefix[t] = 0 and -inf for every other id.
-* eos_at_end: at the last position that the request may use, l = 0 for every end id of the model and -inf
-  for the rest, also where that position lies in the prefix.
+* eos_at_end: at the last position that the request may use, l = 0 for every end id of the model and
+  -inf for the rest, also where that position lies in the prefix.
 
 A forced id that was masked comes back, as FORCE stages may do. Equal to transformers'
-`ForcedBOSTokenLogitsProcessor` (a prefix of one token) and `ForcedEOSTokenLogitsProcessor`. The last
-position is that of `max_tokens` or of the context, whichever comes first; with one token allowed it is
-the first.
+`ForcedBOSTokenLogitsProcessor` (a prefix of one token) and `ForcedEOSTokenLogitsProcessor`. The
+last position is that of `max_tokens` or of the context, whichever comes first; with one token
+allowed it is the first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """No n-gram twice: l_c = -inf if the last n - 1 tokens and then c already stand in the history.
 
 The history is prompt and output. `window` looks at its last tokens only; `scope` "prompt" bans the
-n-grams of the prompt alone, whatever was generated ("encoder" n-grams elsewhere). Tokens of `whitelist`
-are never banned. The suffix that is being continued does not ban its own successor. n = 1 bans every
-token that occurred, which empties a small vocabulary. Equal to transformers'
+n-grams of the prompt alone, whatever was generated ("encoder" n-grams elsewhere). Tokens of
+`whitelist` are never banned. The suffix that is being continued does not ban its own successor. n =
+1 bans every token that occurred, which empties a small vocabulary. Equal to transformers'
 `NoRepeatNGramLogitsProcessor` and `EncoderNoRepeatNGramLogitsProcessor`.
 
 Compares the suffix with every place of the history at once; one pass on the host for each row.

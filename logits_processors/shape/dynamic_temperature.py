@@ -1,9 +1,9 @@
-"""Divides each row by a temperature that grows with its entropy: T = low + (high - low) * (H / ln n)**e.
+"""Divides each row by a temperature that grows with its entropy.
 
-H is the entropy of the n alive tokens of that row alone, so a truncation before it changes what
-"uncertain" means. A row with one token stays as it is. T = 0, which low = 0 gives at H = 0, leaves one
-token with all of the mass. From kalomaze; equal to llama.cpp's `temp_ext` with low = t - range (at least
-0) and high = t + range.
+T = low + (high - low) * (H / ln n)**exponent. H is the entropy of the n alive tokens of that row
+alone, so a truncation before it changes what "uncertain" means. A row with one token stays as it
+is. T = 0, which low = 0 gives at H = 0, leaves one token with all of the mass. From kalomaze; equal
+to llama.cpp's `temp_ext` with low = t - range (at least 0) and high = t + range.
 """
 
 from __future__ import annotations

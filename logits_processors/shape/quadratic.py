@@ -1,9 +1,10 @@
-"""Bends the row around its maximum: l' = -k f d**2 + s f d**3 with d = l - M, k = (3 - c) / 2, s = (c - 1) / 2.
+"""Bends the row around its maximum: smooth sampling.
 
-M is the row's own maximum, f the `factor` and c the `curve`: c = 1 is a parabola, that flattens what is near
-the best token and sharpens the rest, c = 3 a cubic. Only for c in [1, 3] does the order stay, so other
-curves are refused. The result stands relative to the maximum, without "+ M": the distribution is the
-same, and no rounding near M makes equals of two. From text-generation-webui's
+l' = -k f d**2 + s f d**3 with d = l - M, k = (3 - c) / 2 and s = (c - 1) / 2. M is the row's own
+maximum, f the `factor` and c the `curve`: c = 1 is a parabola, that flattens what is near the best
+token and sharpens the rest, c = 3 a cubic. Only for c in [1, 3] does the order stay, so other
+curves are refused. The result stands relative to the maximum, without "+ M": the distribution is
+the same, and no rounding near M makes equals of two. From text-generation-webui's
 `QuadraticSamplingLogitsWarper`.
 """
 

@@ -1,9 +1,9 @@
 """Divides the row by a temperature that changes along the answer.
 
-`points` are pairs (position, T) in rising position; T(t) runs through them on straight lines and is level
-before the first and after the last, t being the number of tokens generated so far. A third item
-"cosine" makes the piece that begins there fall or rise on half a cosine wave. Temperatures below 0.01
-are raised to it, as those of the stage `temperature` are.
+`points` are pairs (position, T) in rising position; T(t) runs through them on straight lines and is
+level before the first and after the last, t being the number of tokens generated so far. A third
+item "cosine" makes the piece that begins there fall or rise on half a cosine wave. Temperatures
+below 0.01 are raised to it, as those of the stage `temperature` are.
 """
 
 from __future__ import annotations

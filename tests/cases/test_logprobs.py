@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decodekit import SamplingParams
-from decodekit.core.errors import NotInThisVersion, ValidationError
+from decodekit.core.errors import ValidationError
 
 if TYPE_CHECKING:
     from tests.cases.conftest import Bench, Make
@@ -159,7 +159,6 @@ def test_dec_063_counts_beyond_the_limit_or_the_vocabulary(untied: Bench, rough:
     untied.check_answers()
 
 
-@pytest.mark.xfail(reason="waits for logprob_token_ids", raises=NotInThisVersion, strict=True)
 def test_dec_063_ids_to_score_outside_the_vocabulary(untied: Bench) -> None:
     position = first_position(untied, [40], temperature=0.0, logprob_token_ids=[0, 96])
     expected = untied.logprobs_after(40)

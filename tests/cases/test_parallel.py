@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -26,8 +27,8 @@ class Uneven(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def uneven(make: Make) -> Uneven:
-    bench = make(flat_table(97), model={"eos_token_id": 7})
+def uneven(make: Make, ascii_tokenizer: Callable[..., Any]) -> Uneven:
+    bench = make(flat_table(128), model={"tokenizer": ascii_tokenizer(), "eos_token_id": 7})
     params = [SamplingParams(n=3, seed=seed, max_tokens=LIMIT) for seed in range(120)]
     for each, output in zip(params, bench.generate([[1]] * 120, params), strict=True):
         lengths = [len(part.token_ids) for part in output.outputs]
@@ -46,7 +47,7 @@ def run_async(bench: Bench, params: SamplingParams) -> list[RequestOutput]:
     delta.output_kind = RequestOutputKind.DELTA
 
     async def run(engine: Any) -> list[RequestOutput]:
-        return [output async for output in engine.generate([1], delta)]
+        return [output async for output in engine.generate({"prompt_token_ids": [1]}, delta)]
 
     engine = AsyncLLM(str(bench.folder), **bench.options)
     try:
@@ -68,6 +69,7 @@ def test_dec_064_n_answers_in_a_stream_are_kept_apart(uneven: Uneven, door: str)
     for index in range(3):
         parts = parts_of(outputs, index)
         assert [t for part in parts for t in part.token_ids] == list(plain[index].token_ids)
+        assert plain[index].text
         assert "".join(part.text for part in parts) == plain[index].text
     after = order[len(order) - order[::-1].index(0) :]
     assert {1, 2} <= set(after), "the others go on after the first has ended"

@@ -94,6 +94,8 @@ REQUESTS: list[tuple[Any, dict[str, Any], str]] = [
     ("x", {"profile": "lama.cpp"}, "profile"),
     ("x" * CONTEXT, {}, str(CONTEXT)),
     ("", {}, "prompt"),
+    ([], {}, "prompts"),
+    (["ok", ""], {}, "prompt"),
     ([1, 260], {}, "prompt_token_ids"),
     ([1, -1], {}, "prompt_token_ids"),
     ([1, 2.5], {}, "prompts"),
@@ -118,11 +120,6 @@ def test_bad_requests_are_refused_before_any_work(
 
     check_sentence(caught.value, name)
     assert is_idle(llm)
-
-
-def test_no_prompts_give_no_outputs(llm: LLM) -> None:
-    assert generate(llm, [], SamplingParams()) == []
-    assert generate(llm, [], []) == []
 
 
 def test_an_illegal_order_is_refused_with_both_names(llm: LLM) -> None:

@@ -13,11 +13,11 @@ from decodekit import LLM, SamplingParams
 from decodekit.core.outputs import RequestOutput
 from decodekit.core.params import RequestOutputKind
 from decodekit.core.stage import Observer, Tap
-from decodekit.plugins.author.table_model import byte_tokenizer, flat_table, spelling_table
+from decodekit.plugins.author.table_model import byte_tokenizer, flat_table
 
 Maker = Callable[..., LLM]
 
-TEXT = "The cat sat on a mat; é"  # no byte has two followers
+TEXT = "The cat sat on a mat; é"
 END, MARK = 256, 257
 
 
@@ -152,13 +152,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
 
 @pytest.fixture(scope="module")
 def speller(make_llm: Maker) -> LLM:
-    """A model that answers "T" with the rest of TEXT, then a mark and the end token."""
+    """A model with bytes as tokens; what it writes is scripted by the request, see `script`."""
     tokenizer = byte_tokenizer(special=["<end>", "<mark>"], eos="<end>")
-    ids = spelled(TEXT)
-    # The text repeats bytes, so a script in the request writes it; see `script`.
-    return make_llm(
-        spelling_table(258, [ids[-1], END]), model={"tokenizer": tokenizer, "eos_token_id": END}
-    )
+    return make_llm(flat_table(258), model={"tokenizer": tokenizer, "eos_token_id": END})
 
 
 def script(ids: list[int]) -> Callable[[list[int], Any], Any]:
@@ -343,7 +339,7 @@ def test_the_plan_says_which_layer_set_a_value(make_llm: Maker) -> None:
     params = llm.get_default_sampling_params()
     params.top_k = 9
 
-    steps = {step.stage: step for step in llm.explain(params).steps}
+    steps = {step.stage: step for step in llm.explain(params).order}
 
     assert (steps["top_k"].params["k"], steps["top_k"].provenance["k"]) == (9, "request")
     temperature = steps["temperature"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decodekit import LLM, SamplingParams
 from decodekit.core.outputs import CompletionOutput
+from decodekit.core.params import RequestOutputKind
 from decodekit.core.stage import (
     BindContext,
     Caps,
@@ -566,3 +567,50 @@ def test_failures_are_counted(llm: LLM) -> None:
     llm.generate([[4]] * 3, disjoint(), use_tqdm=False)
 
     assert errors() == before + 3
+
+
+# --- the engine's own parts -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "blamed", "num_tokens"),
+    [
+        ("text", "push", "stage=detokenizer instance=text position=0", 0),
+        ("text", "finish", "stage=detokenizer instance=text position=4", 4),
+        ("prompt_logprobs", "add", "stage=prompt_logprobs instance=prompt position=0", 0),
+    ],
+)
+def test_text_and_prompt_logprobs_that_fail_end_their_sequence_alone(
+    part: str,
+    method: str,
+    blamed: str,
+    num_tokens: int,
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = llm.llm_engine
+    fields: dict[str, Any] = {"seed": 4, "max_tokens": 4, "n": 2}
+    if part == "prompt_logprobs":
+        fields["prompt_logprobs"] = 1
+    params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **fields)
+    [right] = llm.generate([[4, 5]], params, use_tqdm=False)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise UnicodeError("cannot be written")
+
+    for name in ("bad", "good"):
+        engine.add_request(name, [4, 5], params)
+    broken = engine.requests["bad"]
+    owner = broken.sequences[0].text if part == "text" else broken.prompt_logprobs
+    monkeypatch.setattr(owner, method, fails, raising=True)
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs.update((output.request_id, output) for output in engine.step())
+
+    first, second = outputs["bad"].outputs
+    assert (first.finish_reason, len(first.token_ids)) == ("error", num_tokens)
+    assert str(first.error) == f"{blamed}: cannot be written"
+    assert list(second.token_ids) == list(right.outputs[1].token_ids)
+    for branch in (0, 1):
+        found = outputs["good"].outputs[branch]
+        assert list(found.token_ids) == list(right.outputs[branch].token_ids)

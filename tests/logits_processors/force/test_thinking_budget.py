@@ -49,7 +49,11 @@ def generate(
 def after_last(history: Sequence[int], marker: Sequence[int]) -> int:
     """Return the place after the last `marker` in `history`, or -1."""
     size = len(marker)
-    found = [i + size for i in range(len(history) - size + 1) if list(history[i : i + size]) == list(marker)]
+    found = [
+        i + size
+        for i in range(len(history) - size + 1)
+        if list(history[i : i + size]) == list(marker)
+    ]
     return found[-1] if found else -1
 
 
@@ -177,7 +181,9 @@ def test_a_message_is_checked() -> None:
         ThinkingBudget.bind(ThinkingBudget.validate({"budget": 1, "message": "so"}), context)
 
 
-@given(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.lists(st.integers(0, 1), max_size=20))
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=5), st.lists(st.integers(0, 1), max_size=20)
+)
 def test_a_pattern_follows_the_longest_match_below_the_whole(
     ids: list[int], text: list[int]
 ) -> None:

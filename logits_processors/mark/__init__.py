@@ -1,0 +1,1 @@
+"""MARK stages: watermarks, which reweight what the truncations left."""
