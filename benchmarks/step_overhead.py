@@ -13,8 +13,10 @@ Tensor work cannot be switched off, and a profiler costs as much as what it meas
 3. The noted calls are made again in a plain loop: argument parsing, dispatch, allocation and
    kernels of the very same calls. The cost of the loop itself is that of the same loop over a
    built-in that does nothing.
-4. Python = step - (calls - loop). Of each twin the fastest step and the fastest replay count, since
-   what else runs on the machine can only add; the median over twins is reported.
+4. Python = step - (calls - loop), each the fastest of some hundred over many twins, in processor
+   time of the thread: what else runs on the machine can only add. Where it is busy, caches and cores
+   are shared and all of it is slower; the time of one tiny addition, about 1 on a quiet machine,
+   tells by how much.
 
 Attribute reads such as `tensor.shape`, and all that torch does not let a mode see, count as Python.
 The column "+ kernels/" is Python when calls into torch alone are left out, so that it holds numpy's
@@ -200,10 +202,10 @@ class Batch:
 
     def step(self) -> float:
         """Choose a token a row and take it in; return the seconds."""
-        start = time.perf_counter()
+        start = time.thread_time()
         result = self.runner.run(self.sequences, self.logits)
         errors = self.runner.accept(self.sequences, result.tokens)
-        seconds = time.perf_counter() - start
+        seconds = time.thread_time() - start
         if errors or result.errors or self.runner.dense_rows:
             raise RuntimeError(f"not the step that was meant: {errors or result.errors}")
         for sequence, token in zip(self.sequences, result.tokens, strict=True):
@@ -233,36 +235,36 @@ def _sequence(row: int, params: Any, plan: Any, prompt: tuple[int, ...]) -> Toke
 
 def replayed(calls: Sequence[Call]) -> tuple[float, float]:
     """Make the calls again; return their seconds, and those of the loop around them."""
-    start = time.perf_counter()
+    start = time.thread_time()
     for func, args, kwargs in calls:
         func(*args, **kwargs)
-    middle = time.perf_counter()
+    middle = time.thread_time()
     nothing = "".format  # takes any arguments and returns at once
     for _, args, kwargs in calls:
         nothing(*args, **kwargs)
-    return middle - start, time.perf_counter() - middle
+    return middle - start, time.thread_time() - middle
 
 
 @torch.inference_mode()
 def measure(registry: Registry, case: Case, rows: int, twins: int, full_steps: int) -> Measured:
     """Measure one line of the table."""
-    found: list[tuple[float, float, float]] = []
+    times: list[tuple[float, ...]] = []
     for _ in range(twins):
         batch = Batch(registry, case, rows, SMALL)
         whole = Batch(registry, case, rows, SMALL).record(kernels_whole=True)
         split = Batch(registry, case, rows, SMALL).record(kernels_whole=False)
-        times = [(batch.step(), *replayed(whole), *replayed(split)) for _ in range(STEPS_A_TWIN)]
-        best = [min(column) for column in zip(*times, strict=True)]
-        found.append((best[0], best[0] - best[1] + best[2], best[0] - best[3] + best[4]))
-    step, python, bound = (1e6 * median(column) for column in zip(*found, strict=True))
+        times += [(batch.step(), *replayed(whole), *replayed(split)) for _ in range(STEPS_A_TWIN)]
+    step, whole_s, whole_loop, split_s, split_loop = (
+        1e6 * min(column) for column in zip(*times, strict=True)
+    )
     large = Batch(registry, case, rows, FULL)
     return Measured(
         case=case.name,
         rows=rows,
         num_calls=len(whole),
         step=step,
-        python=python,
-        python_and_kernels=bound,
+        python=step - whole_s + whole_loop,
+        python_and_kernels=step - split_s + split_loop,
         full_step=1e6 * min(large.step() for _ in range(full_steps)),
         is_default_chain=case.is_default_chain,
     )
@@ -273,10 +275,10 @@ def torch_call() -> float:
     four = torch.ones(4)
 
     def added() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(1000):
             four + four
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     return 1e3 * min(added() for _ in range(20))
 
@@ -296,15 +298,15 @@ def measure_admission(registry: Registry, repeats: int) -> dict[str, float]:
     first: list[float] = []
     again: list[float] = []
     for number in range(repeats):
-        start = time.perf_counter()
+        start = time.thread_time()
         params = SamplingParams(**{**case.params, "temperature": 0.8 + number / 1e4}).snapshot()
-        middle = time.perf_counter()
+        middle = time.thread_time()
         planner.admit(params)
-        end = time.perf_counter()
+        end = time.thread_time()
         planner.admit(params)
         made.append(middle - start)
         first.append(end - middle)
-        again.append(time.perf_counter() - end)
+        again.append(time.thread_time() - end)
     return {
         "make the parameters": 1e6 * median(made),
         "plan values seen for the first time": 1e6 * median(first),
@@ -333,7 +335,7 @@ def show(
 ) -> None:
     """Print the tables and the verdict."""
     table = Table(
-        title=f"A step of the chain, microseconds (one thread; 4 floats + 4: {call_us:.1f})"
+        title=f"A step of the chain, microseconds (one thread; a tiny addition: {call_us:.1f})"
     )
     table.add_column("chain")
     for name in ("rows", "calls", f"V={SMALL}", "Python", "+ kernels/", f"V={FULL}"):

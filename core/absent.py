@@ -167,13 +167,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("structured_outputs_config", None, {}, instead="validate the text after it is generated"),
     _arg("attention_config", None, instead="offer an attention backend as a plugin"),
     _arg("compilation_config", None, instead="use fusion=False to run every stage by itself"),
-    _arg(
-        "logits_processors",
-        None,
-        [],
-        instead="write a Stage and pass it in plugins=[...], or pass callables in "
-        "SamplingParams(logits_processors=[...])",
-    ),
     _arg("kv_cache_dtype", "auto", instead="the cache has the model's dtype"),
     _arg("async_scheduling", None, False, instead="leave it out"),
     _arg("enable_lora", False, instead=_ADAPTERS),

@@ -23,6 +23,7 @@ from .runner import Runner
 from .scheduler import Scheduler
 from .stage import AttentionBackend, KVLayout
 from .tokenizer import Tokenizer, load_tokenizer
+from .vllm_load import Processors, attach_processors
 
 log = logging.getLogger("decodekit")
 
@@ -45,6 +46,7 @@ class Parts:
     runner: Runner
     planner: Planner
     eos_ids: tuple[int, ...]  # the tokenizer's own first
+    processors: Processors  # those of vLLM's interface
 
     @property
     def tokenizer_size(self) -> int:
@@ -99,6 +101,14 @@ def build(config: EngineConfig) -> Parts:
         logprobs_mode=config.logprobs_mode,
         reasoning=_reasoning(config, tokenizer),
     )
+    processors = attach_processors(
+        config,
+        registry,
+        spec,
+        tokenizer=tokenizer,
+        hf_config=getattr(loaded.model, "config", None),
+        max_model_len=max_model_len,
+    )
     return Parts(
         config=config,
         loaded=loaded,
@@ -112,6 +122,7 @@ def build(config: EngineConfig) -> Parts:
         runner=Runner(loaded.model, backend, chain),
         planner=planner,
         eos_ids=eos_ids,
+        processors=processors,
     )
 
 

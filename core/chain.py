@@ -9,10 +9,10 @@ same tokens, and `fusion=False` keeps to the dense form.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from .errors import StageError
 from .program import Element, Program, Segment, compile_program
 from .rescue import rescue
 from .slots import SlotTable
-from .stage import CutStage, Kind, Picker, Tap
+from .stage import CutStage, JointStage, Kind, Picker, Tap
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -196,8 +196,11 @@ class ChainRunner:
         return errors
 
     def rest(self) -> None:
-        """Let go of the rows of the last step: the next one begins with other sequences."""
+        """Let go of the sequences of the last step, as none of them goes on."""
         self._groups.clear()
+        joint = {type(stage): stage for each in self._programs.values() for stage in each.joint}
+        for stage in joint.values():
+            stage.begin([])
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -213,15 +216,27 @@ class ChainRunner:
             program = self._programs[sequence.plan.key]
             programs[id(program)] = program
             by_program.setdefault(id(program), []).append(row)
+        self._begin_joint(sequences)
         live: dict[tuple[int, ...], _Group] = {}
+        tasks: list[_Task] = []
         for mark, members in by_program.items():
             group = self._group(programs[mark], [sequences[row] for row in members], live)
             whole = len(members) == len(sequences)
             part = logits if whole else logits[members]
-            self._run_group(group, part, members, result)
+            tasks.append(self._run_group(group, part, members, result))
+        _drive(tasks)
         self._groups = live
         result.scores = self._scores(logits, result.tokens)
         return result
+
+    def _begin_joint(self, sequences: Sequence[TokenSequence]) -> None:
+        """Tell each joint stage which sequences its rows belong to, in row order."""
+        stages: dict[type[JointStage], tuple[JointStage, list[TokenSequence]]] = {}
+        for sequence in sequences:
+            for stage in self._programs[sequence.plan.key].joint:
+                stages.setdefault(type(stage), (stage, []))[1].append(sequence)
+        for stage, sources in stages.values():
+            stage.begin(list(dict.fromkeys(sources)))
 
     def _group(
         self,
@@ -240,11 +255,11 @@ class ChainRunner:
 
     def _run_group(
         self, group: _Group, logits: Tensor, members: Sequence[int], result: StepResult
-    ) -> None:
+    ) -> _Task:
         try:
-            tokens, healthy, taps = self._execute(group, logits)
+            tokens, healthy, taps = yield from self._execute(group, logits)
         except _ElementError as failure:
-            self._run_alone(group, logits, members, result, failure)
+            yield self._run_alone(group, logits, members, result, failure)
             return
         chosen: list[int] = tokens.tolist()
         broken = [] if bool(healthy.all()) else (~healthy).nonzero()[:, 0].tolist()
@@ -265,7 +280,8 @@ class ChainRunner:
         """Return the log-probability of each row's token before every stage, NaN without one."""
         known = logits[:, : self.tokenizer_size]
         ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        values = known.gather(1, ids.clamp(0, known.shape[1] - 1)[:, None])[:, 0].float() - log_total(known)
+        chosen = known.gather(1, ids.clamp(0, known.shape[1] - 1)[:, None])[:, 0].float()
+        values = chosen - log_total(known)
         return values.masked_fill(ids < 0, torch.nan).tolist()
 
     def _measure(
@@ -293,17 +309,22 @@ class ChainRunner:
         members: Sequence[int],
         result: StepResult,
         failure: _ElementError,
-    ) -> None:
+    ) -> list[_Task]:
         """After a stage raised: run each row by itself, so that only the culprits fail."""
         if len(members) == 1:
             result.errors[members[0]] = failure.blame(int(group.rows.positions[0]))
-            return
-        for local, row in enumerate(members):
+            return []
+        return [
             self._run_group(group.select([local]), logits[local : local + 1], [row], result)
+            for local, row in enumerate(members)
+        ]
 
     # --- execution of one group ---------------------------------------------------------------
 
-    def _execute(self, group: _Group, logits: Tensor) -> tuple[Tensor, Tensor, dict[Tap, TapView]]:
+    def _execute(
+        self, group: _Group, logits: Tensor
+    ) -> Generator[_Meeting, None, tuple[Tensor, Tensor, dict[Tap, TapView]]]:
+        """Run a group's chain up to the tokens; pause where a joint stage waits for other rows."""
         program = group.program
         raw = logits.float()
         keep_raw = Tap.RAW in program.taps or raw is logits
@@ -317,6 +338,9 @@ class ChainRunner:
                 taps[Tap.MASKED] = TapView(work.clone())
             last = number == len(program.segments) - 1
             if not segment.ranked:
+                first = segment.elements[0]
+                if isinstance(first.stage, JointStage):
+                    yield _Meeting(first.stage, group.views[first.index], work)
                 found = self._run_dense(segment.elements, work, group)
             elif last and Tap.FINAL not in program.taps:
                 view, dense_tokens, found = self._run_ranked(segment, work, group)
@@ -505,6 +529,39 @@ class ChainRunner:
             if tap in taps and bool(torch.isneginf(taps[tap].logits[local]).all()):
                 taps[tap].logits[local] = outcome.row[0]
         return token, outcome.notes
+
+
+# --- groups that meet ---------------------------------------------------------------------------
+
+
+class _Meeting(NamedTuple):
+    """A group that waits at a joint stage."""
+
+    stage: JointStage
+    view: RowView
+    work: Tensor
+
+
+# A group on its way through its chain; it yields where it waits, and groups that it split into.
+_Task = Generator["_Meeting | list[_Task]", None, None]
+
+
+def _drive(tasks: list[_Task]) -> None:
+    """Run every group to its end; those at a joint stage go on when no other can come to it."""
+    ready = tasks
+    waiting: dict[type[JointStage], list[tuple[_Task, _Meeting]]] = {}
+    while ready or waiting:
+        if not ready:
+            together = waiting.pop(next(iter(waiting)))
+            meetings = [meeting for _, meeting in together]
+            meetings[0].stage.join([(meeting.view, meeting.work) for meeting in meetings])
+            ready = [task for task, _ in together]
+        task = ready.pop()
+        for event in task:
+            if isinstance(event, _Meeting):
+                waiting.setdefault(type(event.stage), []).append((task, event))
+                break
+            ready += event
 
 
 # --- small parts ----------------------------------------------------------------------------------

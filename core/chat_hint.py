@@ -45,8 +45,7 @@ def _rendered(tokenizer: Tokenizer, chat_template: str | None) -> str | None:
     """Return a rendered exchange of three messages; None if the model has no usable template."""
     roles = ("user", "assistant", "user")
     messages = [
-        {"role": role, "content": content}
-        for role, content in zip(roles, _CONTENTS, strict=True)
+        {"role": role, "content": content} for role, content in zip(roles, _CONTENTS, strict=True)
     ]
     try:
         text = render_chat(messages, tokenizer, chat_template=chat_template)

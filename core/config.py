@@ -77,6 +77,8 @@ class EngineConfig:
     disable_log_stats: bool
     plugins: tuple[Any, ...] | None
     plugin_autoload: bool
+    logits_processors: tuple[Any, ...]  # vLLM's: classes and "module:Class" names
+    vllm_entry_points: bool
     strict_plugins: bool
     profile: str
     fusion: bool
@@ -171,6 +173,7 @@ class EngineArgs(KnownKeywords):
     disable_log_stats: bool = False
     plugins: list[Any] | None = None
     plugin_autoload: bool = True
+    vllm_entry_points: bool = False  # ours: load the entry points "vllm.logits_processors"
     strict_plugins: bool = False
     profile: str = "default"
     fusion: bool = True
@@ -222,6 +225,7 @@ class EngineArgs(KnownKeywords):
             enable_prefix_caching=self.enable_prefix_caching is not False,
             served_model_name=(names,) if isinstance(names, str) else tuple(names or ()),
             override_generation_config=FrozenDict(self.override_generation_config),
+            logits_processors=tuple(self.logits_processors or ()),
             plugins=None if self.plugins is None else tuple(self.plugins),
         )
         return EngineConfig(**settled)

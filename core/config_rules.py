@@ -187,6 +187,17 @@ def _hf_overrides(value: Any) -> Any:
     refuse_type("hf_overrides", value, "None, a dict or a callable of the model's config")
 
 
+def _logits_processors(value: Any) -> list[Any] | None:
+    allowed = "None or a list of LogitsProcessor classes and 'module:Class' names"
+    if value is None:
+        return None
+    entries = as_list("logits_processors", value, allowed)
+    for entry in entries:
+        if not isinstance(entry, (str, type)):
+            refuse_type("logits_processors", entry, allowed)
+    return entries
+
+
 def _hf_token(value: Any) -> bool | str | None:
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -205,6 +216,7 @@ _FLAGS = (
     "enable_prompt_embeds",
     "disable_log_stats",
     "plugin_autoload",
+    "vllm_entry_points",
     "strict_plugins",
     "fusion",
     "batch_invariant",
@@ -264,6 +276,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "plugins": _plugins,
     "hf_overrides": _hf_overrides,
     "hf_token": _hf_token,
+    "logits_processors": _logits_processors,
     "reasoning_parser": text("reasoning_parser", empty=True),
     "reasoning_config": reasoning_config,
     "allowed_local_media_path": text("allowed_local_media_path", empty=True),

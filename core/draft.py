@@ -142,8 +142,12 @@ def _expand(
     order: Order,
     profile: Profile,
 ) -> list[Draft]:
-    """The profile's chain: the mandatory stages, and one instance of each that a field asks for."""
-    drafts = {stage: Draft(stage) for stage in registry.stages.values() if stage.mandatory}
+    """The profile's chain: the stages that it always has, and one of each that a field asks for."""
+    drafts = {
+        stage: Draft(stage)
+        for stage in registry.stages.values()
+        if stage.mandatory or stage.automatic
+    }
     for name, value in fields.items():
         stage, own = registry.fields[name]
         if name in profile.fields:
@@ -220,6 +224,11 @@ def _complete(
                 parameter=name,
                 value=value,
             )
+    notes += [
+        f"{stage.name!r} does not run, as the chain does not list it"
+        for stage in registry.stages.values()
+        if stage.automatic and stage not in listed
+    ]
     leading = [front[stage] for stage in order.arrange(front)]
     notes += [
         f"{draft.stage.name!r} always runs first"

@@ -25,6 +25,7 @@ from .request import Sequence as TokenSequence
 from .runner import StepOutcome
 from .scheduler import Schedule
 from .stage import Verdict
+from .vllm_load import is_processor
 
 log = logging.getLogger("decodekit")
 
@@ -109,6 +110,8 @@ class LLMEngine:
         )
         if prompt_text is not None:
             request.prompt = prompt_text
+        if self.parts.processors.hosts:
+            request.given = self.intake.own(params)
         self.requests[request_id] = request
         self._num_prompt_tokens += read.length
         for sequence in request.sequences:
@@ -418,8 +421,11 @@ class LLMEngine:
         )
 
     def register(self, plugin: Any) -> None:
-        """Add a Stage class or a plugin module to this engine, for new requests."""
-        self.parts.registry.register(plugin)
+        """Add a Stage class, a plugin module or a processor class of vLLM's, for new requests."""
+        if is_processor(plugin):
+            self.parts.processors.attach(plugin)
+        else:
+            self.parts.registry.register(plugin)
 
     def unregister(self, name: str) -> None:
         """Take a plugin or stage out again; running requests keep theirs."""

@@ -6,6 +6,7 @@
         * NotInThisVersion: a known name that this version does not have
         * ChainError: an unknown stage, an illegal order, a stage that cannot be bound
     * PluginError: a plugin that cannot be loaded or contradicts another
+        * PluginImportError (also a RuntimeError): a processor of vLLM's that cannot be imported
     * StageError: a stage failed inside one request while it ran
     * EngineDeadError: the engine stopped and answers no more
 """
@@ -53,6 +54,10 @@ class ChainError(ValidationError):
 
 class PluginError(DecodekitError):
     """A plugin that cannot be loaded, or that contradicts another one."""
+
+
+class PluginImportError(PluginError, RuntimeError):
+    """A processor of vLLM's interface that cannot be imported."""
 
 
 class StageError(DecodekitError):

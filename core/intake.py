@@ -18,7 +18,8 @@ from .outputs import RequestStateStats
 from .param_rules import shown
 from .params import RequestOutputKind, RequestParams, SamplingParams
 from .prompt_logprobs import PromptCollector
-from .request import Request, Sequence as TokenSequence
+from .request import Request
+from .request import Sequence as TokenSequence
 from .request_checks import check_prompt, check_request
 
 
@@ -125,12 +126,17 @@ class Intake:
 
     # --- parameters -----------------------------------------------------------------------------
 
+    def own(self, params: Any) -> SamplingParams:
+        """Return a copy of a caller's parameters that knows the model's end ids."""
+        own = as_params(params).clone()
+        eos = self.parts.eos_ids[0] if self.parts.eos_ids else None
+        own.update_from_generation_config({"eos_token_id": list(self.parts.eos_ids)}, eos)
+        return own
+
     def params(self, params: Any) -> RequestParams:
         """Freeze and check one SamplingParams against this engine; the object is untouched."""
         parts = self.parts
-        own = as_params(params).clone()
-        eos = parts.eos_ids[0] if parts.eos_ids else None
-        own.update_from_generation_config({"eos_token_id": list(parts.eos_ids)}, eos)
+        own = self.own(params)
         if parts.tokenizer is not None:
             own.update_from_tokenizer(parts.tokenizer)
         elif own.stop or own.bad_words:
@@ -150,6 +156,7 @@ class Intake:
             tokenizer=None,
         )
         self._check_allowed(frozen)
+        parts.processors.validate(own)
         return frozen
 
     def _check_allowed(self, params: RequestParams) -> None:
@@ -184,8 +191,8 @@ class Intake:
             )
         if params.best_of > params.n and params.output_kind is not RequestOutputKind.FINAL_ONLY:
             raise ValidationError(
-                f"best_of={params.best_of} with n={params.n} cannot be streamed, since the best are "
-                "known at the end; use output_kind=RequestOutputKind.FINAL_ONLY",
+                f"best_of={params.best_of} with n={params.n} cannot be streamed, since the best "
+                "are known at the end; use output_kind=RequestOutputKind.FINAL_ONLY",
                 parameter="best_of",
                 value=params.best_of,
             )

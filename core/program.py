@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .stage import CutStage, Form, Kind, Need, Stage, Tap
+from .stage import CutStage, Form, JointStage, Kind, Need, Stage, Tap
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -54,6 +54,7 @@ class Program:
     last_mask: int  # number of leading segments after which the masks are done
     needs_seen: bool
     stateful: tuple[int, ...]
+    joint: tuple[JointStage, ...]  # those that meet the rows of other programs
 
     @property
     def elements(self) -> tuple[Element, ...]:
@@ -97,6 +98,7 @@ def compile_program(plan: Plan, fusion: bool = True) -> Program:
             for index, entry in enumerate(plan.entries)
             if entry.stage.accept is not Stage.accept
         ),
+        joint=tuple(part.stage for part in body if isinstance(part.stage, JointStage)),
     )
 
 
@@ -105,7 +107,7 @@ def _mode(stage: type[Stage], params: Any) -> Any:
 
 
 def _segments(body: Sequence[Element], fusion: bool) -> list[Segment]:
-    """Split at the border between dense and ranked runs, and after the last mask."""
+    """Split between dense and ranked runs, after the last mask, and around joint stages."""
     segments: list[Segment] = []
     run: list[Element] = []
     place = 0
@@ -118,7 +120,7 @@ def _segments(body: Sequence[Element], fusion: bool) -> list[Segment]:
             segments.append(Segment(tuple(body[place:end]), ranked=True))
             place = end
             continue
-        if run and _is_mask(run[-1]) != _is_mask(body[place]):
+        if run and _parts(run[-1], body[place]):
             segments.append(Segment(tuple(run), ranked=False))
             run = []
         run.append(body[place])
@@ -126,6 +128,12 @@ def _segments(body: Sequence[Element], fusion: bool) -> list[Segment]:
     if run:
         segments.append(Segment(tuple(run), ranked=False))
     return segments
+
+
+def _parts(before: Element, after: Element) -> bool:
+    """Whether a segment ends between two neighbours: after the masks, around a joint stage."""
+    joint = isinstance(before.stage, JointStage) or isinstance(after.stage, JointStage)
+    return joint or _is_mask(before) != _is_mask(after)
 
 
 def _is_mask(element: Element) -> bool:

@@ -102,6 +102,7 @@ class Request:
     output_kind: Any = None
     prompt_logprobs: Any = None  # collected by the engine while the prompt is computed
     metrics: Any = None
+    given: Any = None  # its SamplingParams, for processors of vLLM's interface
     notes: dict[str, str] = field(default_factory=dict)  # what to tell of it besides its plan
     cache_root: bytes = b""  # what the names of this request's blocks start from
     num_cached_tokens: int | None = None  # set by the scheduler when the request first runs

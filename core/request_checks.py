@@ -19,8 +19,8 @@ def check_request(
 ) -> None:
     """Check parameters (either form) against one model; ValidationError names the field.
 
-    `max_logprobs` and `max_logprob_token_ids` -1 are no limit. `tokenizer` is needed for constraints, and where it has a length
-    it bounds `allowed_token_ids`.
+    `max_logprobs` and `max_logprob_token_ids` -1 are no limit. `tokenizer` is needed for
+    constraints, and where it has a length it bounds `allowed_token_ids`.
     """
     for name in ("logprobs", "prompt_logprobs"):
         _check_num_logprobs(name, getattr(params, name), vocab_size, max_logprobs)

@@ -152,6 +152,7 @@ class Stage:
     order: ClassVar[Order] = Order()
     fields: ClassVar[Mapping[str, str]] = {}  # flat request field -> own parameter
     mandatory: ClassVar[bool] = False  # part of every chain, cannot be left out
+    automatic: ClassVar[bool] = False  # part of every default chain; an own chain may omit it
     soft: ClassVar[bool] = True  # on_dead_row="relax" may leave it out; False for a grammar
     kernel: ClassVar[Callable[..., object] | None] = None
 
@@ -297,6 +298,23 @@ class CutStage(Stage):
         ranking = Ranking.of_row(logits)
         mask = self.cut(ranking, rows)
         ranking.write(logits, mask)
+
+
+class JointStage(Stage):
+    """A stage that works on all its rows of a step at once, whatever else their chains hold.
+
+    Groups of rows that reach it wait for each other. `begin` is told of the step's rows before any
+    chain runs, `join` does the work, and `transform` then gives each row its outcome, as often as
+    it is asked: a row may be run again by itself.
+    """
+
+    def begin(self, sources: Sequence[Any]) -> None:
+        """Take note of the sequences whose rows come in this step; raises nothing."""
+        raise NotImplementedError(f"stage {self.name!r} does not implement begin")
+
+    def join(self, parts: Sequence[tuple[RowView, Tensor]]) -> None:
+        """Work on `parts`, each some rows and their logits [rows, vocab], and keep the outcomes."""
+        raise NotImplementedError(f"stage {self.name!r} does not implement join")
 
 
 class Picker(Stage):

@@ -125,6 +125,8 @@ def _guest_fault(stage: type[Stage], is_local: bool) -> str | None:
         return None
     if stage.mandatory:
         return "an installed plugin cannot make its stage mandatory"
+    if stage.automatic:
+        return "an installed plugin cannot put its stage into every default chain"
     for name in (stage.name, *stage.aliases):
         if "." not in name:
             return (

@@ -1,14 +1,14 @@
-"""vLLM's interface for custom logits processors, so that such classes load and can be tested.
+"""vLLM's interface for custom logits processors, so that classes written for it run unchanged.
 
-A processor sees the batch by row index and is told how rows come, go and move. Passing one to an
-engine is not part of this version; a stage (`core/stage.py`) or a per-request callable is.
+A processor sees the batch by row index and is told how rows come, go and move. Give the classes to
+`LLM(logits_processors=[...])`; `vllm_host.py` runs them.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -48,6 +48,15 @@ class BatchUpdate:
     removed: Sequence[RemovedRequest]
     added: Sequence[AddedRequest]
     moved: Sequence[MovedRequest]
+
+
+class RowErrors(Exception):
+    """Some rows failed; `logits` has what became of the others."""
+
+    def __init__(self, errors: Mapping[int, Exception], logits: torch.Tensor) -> None:
+        super().__init__("; ".join(f"row {row}: {error}" for row, error in errors.items()))
+        self.errors = errors
+        self.logits = logits
 
 
 class LogitsProcessor(ABC):
@@ -91,12 +100,21 @@ class AdapterLogitsProcessor(LogitsProcessor):
         process_dict_updates(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Replace each row that has a callable by what it returns."""
+        """Replace each row that has a callable by what it returns.
+
+        Where callables raise, the other rows are done all the same; RowErrors tells of both.
+        """
+        errors: dict[int, Exception] = {}
         for row, process in self.req_info.items():
             before = logits[row]
-            after = process(before)
-            if after is not before:
-                logits[row] = after
+            try:
+                after = process(before)
+                if after is not before:
+                    logits[row] = after
+            except Exception as error:
+                errors[row] = error
+        if errors:
+            raise RowErrors(errors, logits)
         return logits
 
     def _new_state(

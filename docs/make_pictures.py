@@ -140,7 +140,7 @@ def draw(model: Model) -> None:
         bars(panel, model, plain, model.after(TEXT, temperature=t).exp(), f"temperature={t:g}")
     save(figure, "temperature")
 
-    cuts = {
+    cuts: dict[str, list[dict[str, Any]]] = {
         "top_k": [{"top_k": 3}, {"top_k": 8}],
         "top_p": [{"top_p": 0.3}, {"top_p": 0.6}],
         "min_p": [{"min_p": 0.3}, {"min_p": 0.05}],
@@ -175,9 +175,8 @@ def draw(model: Model) -> None:
     save(figure, "logit_bias")
 
     figure, axes = panels("ab")
-    for panel, chain in zip(
-        axes, (["top_p", "temperature"], ["temperature", "top_p"]), strict=True
-    ):
+    chains: list[list[str]] = [["top_p", "temperature"], ["temperature", "top_p"]]
+    for panel, chain in zip(axes, chains, strict=True):
         after = model.after(TEXT, chain=chain, temperature=2.0, top_p=0.5).exp()
         bars(panel, model, plain, after, f"{' then '.join(chain)}: {kept(after):,} tokens are left")
     save(figure, "order")

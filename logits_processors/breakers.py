@@ -2,7 +2,8 @@
 
 A breaker is a head token and a tail, the tokens that must follow it. A text becomes, for every
 token of the vocabulary that contains it, that token with an empty tail; and for every token that
-ends in a beginning of it, that token with the tokens of the rest as its tail (llama.cpp's rule).
+ends in a beginning of it, that token with the tokens of the rest as its tail (llama.cpp's rule). A
+character that is spelled in several tokens is not recognised; such a breaker is given as ids.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _of_text(text: str, tokenizer: Any) -> Heads:
 @lru_cache(maxsize=64)
 def _scan(text: str, tokenizer: Any) -> Heads:
     """Look at every token of the vocabulary, which takes a while: the last few texts are kept."""
-    wanted = text.encode()[:LONGEST_TEXT]
+    wanted = text.encode()[:LONGEST_TEXT].decode(errors="ignore").encode()
     heads: dict[int, set[Ids]] = {}
     tails: dict[bytes, Ids] = {}
     for token in range(tokenizer.max_token_id + 1):
@@ -99,11 +100,20 @@ def _scan(text: str, tokenizer: Any) -> Heads:
         for length in _overlaps(spelled, wanted):
             rest = wanted[length:]
             if rest not in tails:
-                ids = tokenizer.encode(rest.decode(errors="ignore"), add_special_tokens=False)
-                tails[rest] = tuple(ids[:LONGEST_TAIL])
+                tails[rest] = _tail(rest, tokenizer)
             if tails[rest]:
                 heads.setdefault(token, set()).add(tails[rest])
     return {head: frozenset(found) for head, found in heads.items()}
+
+
+def _tail(rest: bytes, tokenizer: Any) -> Ids:
+    """Return the tokens of the rest of a text; none if it begins inside a character."""
+    try:
+        text = rest.decode()
+    except UnicodeDecodeError:
+        return ()
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tuple(ids[:LONGEST_TAIL])
 
 
 def _overlaps(spelled: bytes, wanted: bytes) -> list[int]:

@@ -183,6 +183,27 @@ def test_the_guide_tells_which_parameters_are_refused() -> None:
     assert told - companions == absent_fields()
 
 
+def test_the_guide_has_every_stage_with_its_parameters() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([A-Z]+) \| ([^|]*)\|",
+        section("parameters.md", "Stages of a chain"),
+        re.M,
+    )
+    told = {name: (kind, set(re.findall(r"`(\w+)`", listed))) for name, kind, listed in rows}
+
+    assert told == {
+        name: (stage.kind.name, set(stage.Params.model_fields))
+        for name, stage in Registry.load(autoload=False, environ={}).stages.items()
+    }
+
+
+def test_the_guide_names_every_profile() -> None:
+    text = section("parameters.md", "The chain itself")
+
+    for name in Registry.load(autoload=False, environ={}).profiles:
+        assert f"`{name}`" in text
+
+
 @pytest.mark.parametrize("owner", [LLM, AsyncLLM, LLMEngine], ids=lambda owner: owner.__name__)
 def test_the_api_page_names_every_public_method(owner: type) -> None:
     refused = {row.name for row in absent.METHODS if is_refusal(owner, row)}

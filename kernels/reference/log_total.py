@@ -17,8 +17,8 @@ def log_total(logits: Tensor) -> Tensor:
         return torch.logsumexp(logits.float(), 1)
     # Through log_softmax, which makes one pass where torch's logsumexp makes four.
     parts = []
-    for part in logits.split(ROWS_AT_ONCE):
-        rows = part.float()
+    for start in range(0, len(logits), ROWS_AT_ONCE):
+        rows = logits[start : start + ROWS_AT_ONCE].float()
         best = torch.from_numpy(rows.numpy().argmax(1))[:, None]
         shifted = torch.log_softmax(rows, 1).gather(1, best)
         parts.append((rows.gather(1, best) - shifted)[:, 0])

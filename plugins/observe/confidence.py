@@ -65,7 +65,9 @@ class Confidence(Observer):
         threshold: float | None = Field(default=None, le=0, allow_inf_nan=False)
         window: int = Field(default=200, ge=2, le=MOST_REMEMBERED)
         min_samples: int = Field(default=20, ge=2)
-        deviations: float | None = Field(default=2.0, gt=0, allow_inf_nan=False)  # None: no baseline
+        deviations: float | None = Field(
+            default=2.0, gt=0, allow_inf_nan=False
+        )  # None: no baseline
 
     def __init__(self) -> None:
         self.seen: deque[float] = deque(maxlen=MOST_REMEMBERED)

@@ -2,10 +2,10 @@
 
 A request asks with `logprobs` (0: the chosen token alone, n: the n best beside it, -1: the whole
 vocabulary), with `logprob_token_ids` (these ids at every position), or both. `logprobs_mode` names
-the tap (raw, masked, final) and whether log-probs or logits are reported; of several modes the first
-feeds `logprobs`, the others `logprobs_at`. An entry lists the chosen token, then the best by rank,
-then the ids that were asked for. Ranks are 1 + the number of larger values, so ties share a rank; they are listed by id.
-Ids past the tokenizer count nowhere.
+the tap (raw, masked, final) and whether log-probs or logits are reported; of several modes the
+first feeds `logprobs`, the others `logprobs_at`. An entry lists the chosen token, then the best by
+rank, then the ids that were asked for. Ranks are 1 + the number of larger values, so ties share a
+rank; they are listed by id. Ids past the tokenizer count nowhere.
 """
 
 from __future__ import annotations

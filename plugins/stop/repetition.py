@@ -1,4 +1,4 @@
-"""Ends a sequence whose last `min_count` blocks of a length L are equal, L up to `max_pattern_size`.
+"""Ends a sequence whose last `min_count` blocks are equal, of any length to `max_pattern_size`.
 
 After each token, on generated tokens alone, for L = max(min_pattern_size, 1) ... max_pattern_size:
 

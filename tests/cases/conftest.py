@@ -6,10 +6,12 @@ Test modules name `Bench` and `Make` for the type checker alone; at run time the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,9 +23,75 @@ from decodekit.core.engine import LLMEngine
 from decodekit.plugins.author.table_model import byte_alphabet, flat_table, write_table_model
 from decodekit.sampling_params import RequestOutputKind
 
+CENSUS = Path(__file__).with_name("census.tsv")
 Make = Callable[..., "Bench"]
 Prompts = Sequence[Any]
 Params = SamplingParams | Sequence[SamplingParams]
+
+
+class Case(NamedTuple):
+    """A line of the census."""
+
+    number: str  # three digits
+    is_first: bool
+    area: str
+    state: str
+    waits_for_server: bool
+
+
+def read_census() -> list[Case]:
+    """Return every case in order of its number."""
+    lines = [line.split("\t") for line in CENSUS.read_text().splitlines()[1:]]
+    return [
+        Case(number, first == "*", area, state, server != "-")
+        for number, first, area, state, server in lines
+    ]
+
+
+@pytest.fixture(scope="session")
+def census() -> list[Case]:
+    """Every case, tested or not."""
+    return read_census()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the cases by area: what ran, and how many are still to be counted."""
+    outcomes: dict[str, set[str]] = {}
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            found = re.search(r"::test_dec_(\d{3})_", getattr(report, "nodeid", ""))
+            if found and outcome in ("passed", "failed", "error", "xfailed", "xpassed"):
+                outcomes.setdefault(found[1], set()).add(outcome)
+    if outcomes:
+        terminalreporter.section("decoding cases by area")
+        for line in census_lines(read_census(), outcomes):
+            terminalreporter.write_line(line)
+
+
+def census_lines(cases: Sequence[Case], outcomes: Mapping[str, set[str]]) -> list[str]:
+    """Return a line for each area and one for the whole.
+
+    A case counts as passed if all of its tests did; one that has not run is listed by its state.
+    """
+    areas: dict[str, Counter[str]] = {}
+    for case in cases:
+        seen = outcomes.get(case.number, set())
+        if seen == {"passed"}:
+            word = "passed"
+        elif seen:
+            word = "expected to fail" if seen <= {"passed", "xfailed"} else "FAILED"
+        else:
+            word = "not run" if case.state == "tested" else case.state
+        areas.setdefault(case.area, Counter())[word] += 1
+    width = max(map(len, areas))
+    lines = [f"{area:{width}}  {_counted(counts)}" for area, counts in areas.items()]
+    partly = sum(case.waits_for_server and case.state != "http" for case in cases)
+    whole = _counted(sum(areas.values(), Counter()))
+    return [*lines, f"{'all':{width}}  {whole}", f"{partly} of them have an HTTP part to come"]
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 @dataclass
@@ -162,14 +230,16 @@ class Bench:
     ) -> set[int]:
         """The tokens that may follow `token`, by the formulas in float64, ties by the lower id."""
         row = self.logprobs_after(token) / temperature
-        order = np.lexsort((np.arange(len(row)), -row))
-        alive = row >= row.max() + math.log(min_p) if min_p else np.full(len(row), True)
+        order = np.argsort(-row, kind="stable")
+        row = row[order]
+        num_alive = len(row)
         if 0 < top_k < len(row):
-            best = order[:1] if top_k == 1 else np.flatnonzero(row >= row[order[top_k - 1]])
-            alive &= np.isin(np.arange(len(row)), best)
-        mass = np.where(alive, np.exp(row - row.max()), 0.0)[order]
+            num_alive = 1 if top_k == 1 else int((row >= row[top_k - 1]).sum())
+        if min_p:
+            num_alive = min(num_alive, int((row >= row[0] + math.log(min_p)).sum()))
+        mass = np.exp(row[:num_alive] - row[0])
         before = (mass.cumsum() - mass) / mass.sum()
-        return {int(i) for i, b in zip(order, before, strict=True) if alive[i] and b < top_p + 1e-9}
+        return set(order[:num_alive][before < top_p + 1e-9].tolist())
 
 
 @pytest.fixture(scope="session")

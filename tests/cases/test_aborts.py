@@ -58,9 +58,11 @@ def test_dec_102_a_client_that_goes_away(make: Make) -> None:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         assert await until(
-            lambda: metric(engine, "num_requests_running") == 0
-            and metric(engine, "num_requests_waiting") == 0
-            and metric(engine, "kv_cache_usage_perc") == 0
+            lambda: (
+                metric(engine, "num_requests_running") == 0
+                and metric(engine, "num_requests_waiting") == 0
+                and metric(engine, "kv_cache_usage_perc") == 0
+            )
         )
         count = metric(engine, "generation_tokens")
         await asyncio.sleep(0.1)
@@ -91,7 +93,8 @@ def test_dec_103_abort_at_any_moment_twice_or_for_nobody(rough: Bench) -> None:
         limits[name] = random_.randrange(1, 9)
     neighbours = {f"n{number}": [number, 3] for number in range(20)}
     drawn = [SamplingParams(seed=number, max_tokens=12) for number in range(20)]
-    alone = [bench.solo(prompt, each) for prompt, each in zip(neighbours.values(), drawn, strict=True)]
+    pairs = zip(neighbours.values(), drawn, strict=True)
+    alone = [bench.solo(prompt, each) for prompt, each in pairs]
 
     order = [*prompts, *neighbours]
     random_.shuffle(order)
@@ -186,4 +189,3 @@ def test_dec_104_nothing_is_left_after_n_requests(make: Make) -> None:
     assert not scheduler.running
     assert not scheduler.waiting
     bench.check_answers()
-

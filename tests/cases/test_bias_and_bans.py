@@ -12,7 +12,7 @@ from decodekit import SamplingParams
 from decodekit.plugins.author.table_model import blank_table, flat_table
 
 if TYPE_CHECKING:
-    from tests.cases.conftest import Bench, Make
+    from tests.cases.conftest import Make
 
 A, B = 10, 11
 X, Y, Z = 30, 31, 32
@@ -46,9 +46,7 @@ def test_dec_050_a_bias_of_minus_100_holds_in_every_one_of_n_answers(
 ) -> None:
     bench = make(flat_table(128), model={"tokenizer": ascii_tokenizer()})
     banned = {5, 40}
-    params = SamplingParams(
-        n=10, seed=3, max_tokens=200, logit_bias=dict.fromkeys(banned, -100.0)
-    )
+    params = SamplingParams(n=10, seed=3, max_tokens=200, logit_bias=dict.fromkeys(banned, -100.0))
 
     free = bench.all_ids([[1]], SamplingParams(n=10, seed=3, max_tokens=200))[0]
     found = bench.all_ids([[1]], params)[0]

@@ -35,7 +35,8 @@ def test_dec_108_a_repeated_prompt_gives_the_same_answer(
             assert same_by_tie_rule(right, output)
             assert first_logprobs(output) == pytest.approx(first_logprobs(right), abs=1e-3)
             assert (output.num_cached_tokens or 0) <= length - 1
-        assert outputs[1].num_cached_tokens == outputs[2].num_cached_tokens == (length - 1) // 16 * 16
+        most = (length - 1) // 16 * 16
+        assert [output.num_cached_tokens for output in outputs[1:]] == [most, most]
         assert right.num_cached_tokens == 0
 
 

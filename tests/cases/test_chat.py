@@ -1,4 +1,4 @@
-"""Chat templates, and what of the OpenAI rules is about rendering: DEC-080, DEC-086, DEC-089 to DEC-091."""
+"""Conversations as prompts: DEC-080, DEC-086 and DEC-089 to DEC-091."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def talker(make: Make) -> Callable[[str], Bench]:
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "tool_calls": [CALL]},
-        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": part} for part in "ab"]},
     ],
-)  # fmt: skip
+)
 def test_dec_080_empty_and_null_content_in_the_history(
     talker: Callable[[str], Bench], template: str, turn: dict[str, Any]
 ) -> None:

@@ -150,9 +150,7 @@ def test_dec_046_ignore_eos_covers_every_end_id(
     bench = make(table, model=model)
 
     free = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=20)
-    asked = SamplingParams(
-        temperature=0.0, ignore_eos=True, max_tokens=20, stop_token_ids=[TURN]
-    )
+    asked = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=20, stop_token_ids=[TURN])
     plain, stopped = (each.outputs[0] for each in bench.generate([[0]] * 2, [free, asked]))
 
     assert list(plain.token_ids) == [END, TURN] * 10
@@ -168,9 +166,7 @@ def test_dec_047_end_ids_from_all_sources_are_united(
     table[ord("c"), END] = table[ord("z"), TURN] = 30.0
     table[ord("x"), ord("z")] = 30.0
     tokenizer = ascii_tokenizer(special=["<end>", "<turn>"], eos_token="<end>")
-    bench = make(
-        table, model={"tokenizer": tokenizer, "generation_config": {"eos_token_id": TURN}}
-    )
+    bench = make(table, model={"tokenizer": tokenizer, "generation_config": {"eos_token_id": TURN}})
 
     params = SamplingParams(temperature=0.0, max_tokens=20, skip_special_tokens=False)
     outputs = [each.outputs[0] for each in bench.generate(["a", "x"], params)]

@@ -45,9 +45,7 @@ def test_dec_054_minus_infinity_breaks_nothing(untied: Bench) -> None:
             {"top_k": 1, "prompt_logprobs": 5},
             {"allowed_token_ids": [3]},
         ):
-            params = SamplingParams(
-                logprobs=5, logprobs_mode=mode, seed=1, max_tokens=6, **fields
-            )
+            params = SamplingParams(logprobs=5, logprobs_mode=mode, seed=1, max_tokens=6, **fields)
             output = untied.generate([[9, 8, 7]], params)[0]
             logprobs = output.outputs[0].logprobs
             assert logprobs is not None

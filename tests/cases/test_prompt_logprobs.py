@@ -101,9 +101,7 @@ def test_dec_061_prompt_logprobs_line_up_over_prefill_chunks(chunked: Bench) -> 
 def test_dec_061_no_output_comes_before_the_prefill_is_complete(
     chunked: Bench, kind: RequestOutputKind
 ) -> None:
-    params = SamplingParams(
-        temperature=0.0, prompt_logprobs=2, max_tokens=2, output_kind=kind
-    )
+    params = SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=2, output_kind=kind)
 
     async def run(engine: Any) -> list[RequestOutput]:
         return [output async for output in engine.generate({"prompt_token_ids": PROMPT}, params)]

@@ -99,9 +99,8 @@ def _alone(table: Tensor, prompt: list[int], params: SamplingParams) -> list[int
     limit = params.max_tokens or 0
     while len(output) < limit and output[-1:] != [END]:
         row = table[(prompt + output)[-1]].numpy().astype(np.float32)
-        for token in range(129):
-            if params.allowed_token_ids and token not in params.allowed_token_ids:
-                row[token] = -np.inf
+        if params.allowed_token_ids:
+            row[np.setdiff1d(np.arange(129), params.allowed_token_ids)] = -np.inf
         if len(output) < params.min_tokens:
             row[END] = -np.inf
         for word in params.bad_words:

@@ -23,7 +23,7 @@ DONE, END = 259, 260
 
 @pytest.fixture(scope="module")
 def writer(make: Make) -> Bench:
-    """256 byte tokens, a few longer ones, `<|done|>` and an end token; scripts say what it writes."""
+    """256 byte tokens, longer ones, `<|done|>` and an end token; scripts say what it writes."""
     tokenizer = byte_tokenizer(EXTRA, ["<|done|>", "<end>"], eos="<end>")
     return make(blank_table(261), model={"tokenizer": tokenizer})
 

@@ -24,7 +24,8 @@ MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 @pytest.fixture(scope="module")
 def writers(make: Make) -> Callable[[int], Bench]:
     """Return a function that gives an engine on 256 byte tokens, by its stream interval."""
-    first = make(blank_table(257), model={"tokenizer": byte_tokenizer(special=["<end>"], eos="<end>")})
+    tokenizer = byte_tokenizer(special=["<end>"], eos="<end>")
+    first = make(blank_table(257), model={"tokenizer": tokenizer})
     made = {1: first}
 
     def writer(interval: int) -> Bench:
@@ -174,9 +175,10 @@ def test_dec_075_leading_and_inner_spaces_of_sentencepiece_tokenizers(
 def test_dec_076_logit_rows_without_a_token(
     make: Make, ascii_tokenizer: Callable[..., Any]
 ) -> None:
-    table = (torch.randint(-32, 33, (138, 138), generator=torch.Generator().manual_seed(2)) / 16).float()
+    generator = torch.Generator().manual_seed(2)
+    table = (torch.randint(-32, 33, (138, 138), generator=generator) / 16).float()
     table[:, 133] = 9.0  # a row that stands for no token, and the best of all
-    bench = make(table, model={"tokenizer": _of_130(ascii_tokenizer)})
+    bench = make(table, model={"tokenizer": ascii_tokenizer(special=["<s>", "</s>"])})
     greedy = SamplingParams(temperature=0.0, max_tokens=20, logprobs=5)
     drawn = [SamplingParams(seed=seed, max_tokens=20, logprobs=5) for seed in range(8)]
 
@@ -202,7 +204,3 @@ def test_dec_076_logit_rows_without_a_token(
     assert bench.engine.parts.tokenizer.decode([133]) == ""
     text = bench.generate([[ord("H"), 133, ord("i")]], greedy)[0].outputs[0].text
     assert text == bench.generate([[ord("H"), ord("i")]], greedy)[0].outputs[0].text
-
-
-def _of_130(ascii_tokenizer: Callable[..., Any]) -> Any:
-    return ascii_tokenizer(special=["<s>", "</s>"])

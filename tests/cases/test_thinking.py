@@ -21,7 +21,7 @@ PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_pena
 
 
 def thinking_table(*, ends: bool) -> Tensor:
-    """A colon opens; a, b, a, b ... is thought, for ever or (`ends`) up to c; then x, y, x, y ..."""
+    """A colon opens; a, b, a, b ... is thought, for ever or (`ends`) up to c; then x, y, x ..."""
     table = blank_table(131)
     a, b, c, x, y = b"abcxy"
     table[ord(":"), OPEN] = table[OPEN, a] = table[a, b] = 0.0
@@ -43,7 +43,7 @@ def thinkers(make: Make, ascii_tokenizer: Callable[..., Any]) -> Callable[[bool]
             made[ends] = make(
                 thinking_table(ends=ends),
                 model={"tokenizer": tokenizer},
-                reasoning_config={"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
+                reasoning_config={"reasoning_start_str": "<think>"},
             )
         return made[ends]
 
@@ -59,9 +59,7 @@ def think(bench: Bench, template: str, *params: SamplingParams) -> list[list[int
 
 
 def greedy(budget: int | None, **fields: Any) -> SamplingParams:
-    return SamplingParams(
-        temperature=0.0, max_tokens=40, thinking_token_budget=budget, **fields
-    )
+    return SamplingParams(temperature=0.0, max_tokens=40, thinking_token_budget=budget, **fields)
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=list(TEMPLATES))
@@ -71,9 +69,8 @@ def test_dec_112_the_budget_acts_whatever_else_is_set(
 ) -> None:
     bench = thinkers(False)
 
-    eight, none, free, absent = think(
-        bench, template, greedy(8, **more), greedy(0, **more), greedy(-1, **more), greedy(None, **more)
-    )
+    budgets = [greedy(budget, **more) for budget in (8, 0, -1, None)]
+    eight, none, free, absent = think(bench, template, *budgets)
 
     assert eight[0] == none[0] == OPEN
     assert eight.index(CLOSE) == 9  # eight tokens between the markers

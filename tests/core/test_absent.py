@@ -51,7 +51,6 @@ ENGINE_ASKS: dict[str, Any] = {
     "structured_outputs_config": {"backend": "xgrammar"},
     "attention_config": {"backend": "x"},
     "compilation_config": 3,
-    "logits_processors": ["pkg:Processor"],
     "kv_cache_dtype": "fp8",
     "async_scheduling": True,
     "enable_lora": True,

@@ -81,6 +81,7 @@ DEFAULTS = {
     "model_impl": "auto",
     "plugins": None,
     "plugin_autoload": True,
+    "vllm_entry_points": False,
     "strict_plugins": False,
     "profile": "default",
     "fusion": True,
@@ -138,6 +139,8 @@ BAD = [
     ({"plugins": "mine"}, "plugins"),
     ({"plugins": [3]}, "plugins"),
     ({"hf_overrides": 3}, "hf_overrides"),
+    ({"logits_processors": "pkg:Processor"}, "logits_processors"),
+    ({"logits_processors": [3]}, "logits_processors"),
     ({"hf_token": 3}, "hf_token"),
     ({"profile": ""}, "profile"),
 ]

@@ -114,3 +114,10 @@ def test_only_local_and_built_in_masks_may_be_mandatory() -> None:
     assert fault_of(mask, is_built_in=True) is None
     assert fault_of(mask, is_local=True) is None
     assert "cannot make its stage mandatory" in str(fault_of(mask))
+
+
+def test_only_local_stages_may_join_every_default_chain() -> None:
+    stage = but(Good, name="acme.good", automatic=True)
+
+    assert fault_of(stage, is_local=True) is None
+    assert "every default chain" in str(fault_of(stage))

@@ -50,9 +50,7 @@ def test_the_best_by_raw_log_probability_come_first(llm: LLM, table: Tensor, n: 
     assert [list(each.token_ids) for each in found] == ranked[:n]
     assert [each.index for each in found] == list(range(n))
     assert found[0].logprobs is None
-    assert found[0].mean_logprob == pytest.approx(
-        raw_score(table, [5], ranked[0]) / 6, abs=1e-5
-    )
+    assert found[0].mean_logprob == pytest.approx(raw_score(table, [5], ranked[0]) / 6, abs=1e-5)
 
 
 def test_the_ranking_is_raw_whatever_mode_is_reported(llm: LLM, table: Tensor) -> None:
@@ -92,9 +90,9 @@ def test_company_does_not_show(llm: LLM) -> None:
 
     together = llm.generate([[5 + row] for row in range(5)], params, use_tqdm=False)
 
-    assert [
-        [each.token_ids for each in output.outputs] for output in together
-    ] == [[each.token_ids for each in found] for found in alone]
+    assert [[each.token_ids for each in output.outputs] for output in together] == [
+        [each.token_ids for each in found] for found in alone
+    ]
     assert llm.llm_engine.parts.pool.num_used == 0
 
 

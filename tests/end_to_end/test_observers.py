@@ -62,7 +62,9 @@ def test_every_value_is_that_of_the_table(llm: LLM, table: Tensor) -> None:
         final = found.tensors["final"][place]
         assert found.kept_set[place].tolist() == kept
         assert (final > -math.inf).nonzero()[:, 0].tolist() == kept
-        assert found.kept_mass[place] == pytest.approx(float(raw[place, kept].exp().sum()), abs=1e-5)
+        assert found.kept_mass[place] == pytest.approx(
+            float(raw[place, kept].exp().sum()), abs=1e-5
+        )
         entropy = -float((raw[place].exp() * raw[place]).sum())
         assert found.entropy[place] == pytest.approx(entropy, abs=1e-4)
         assert {token, 5, 6} <= set(found.logprobs[place])
@@ -99,9 +101,7 @@ def test_watching_changes_no_token_of_anyone(llm: LLM) -> None:
 
 def test_deltas_join_to_the_whole(llm: LLM) -> None:
     whole = one(llm, SamplingParams(seed=4, **CHAIN, **EVERYTHING))
-    params = SamplingParams(
-        seed=4, output_kind=RequestOutputKind.DELTA, **CHAIN, **EVERYTHING
-    )
+    params = SamplingParams(seed=4, output_kind=RequestOutputKind.DELTA, **CHAIN, **EVERYTHING)
     engine = llm.llm_engine
     engine.add_request("delta", [3], params)
     joined: RequestOutput | None = None
@@ -169,7 +169,9 @@ def test_confidence_flags_the_weak_output_of_a_batch(
     assert guess.low_confidence_reason is not None
     assert "below the threshold -2" in guess.low_confidence_reason
     assert (other.low_confidence, other.low_confidence_reason) == (None, None)
-    assert [line for line in caplog.messages if "low confidence" in line][0].startswith("request 1 ")
+    assert [line for line in caplog.messages if "low confidence" in line][0].startswith(
+        "request 1 "
+    )
     counts = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
     assert counts["decodekit:low_confidence"] == 1
     assert counts["decodekit:confidence_checked"] == 2

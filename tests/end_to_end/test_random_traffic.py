@@ -19,7 +19,7 @@ from decodekit.core.params import RequestOutputKind
 Maker = Callable[..., LLM]
 
 VOCABULARY = 97
-SMALL_POOL = 9  # blocks of 16 tokens, where sixteen requests may want sixty
+SMALL_POOL = 8  # blocks of 16 tokens, where sixteen requests may want sixty
 
 
 class Engines(NamedTuple):
@@ -93,7 +93,7 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         fields.pop("n", None)
     return SamplingParams(
         seed=draw(st.integers(0, 5)),
-        max_tokens=draw(st.integers(8, 32)),
+        max_tokens=draw(st.integers(8, 24)),
         output_kind=RequestOutputKind.FINAL_ONLY,
         **fields,
     )
@@ -102,12 +102,12 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
 traffic = st.lists(
     st.builds(
         Traffic,
-        prompt=st.lists(ids, min_size=1, max_size=40),
+        prompt=st.lists(ids, min_size=1, max_size=30),
         params=parameters(),
-        arrival=st.integers(0, 30),
-        abort=st.none() | st.none() | st.integers(0, 60),
+        arrival=st.integers(0, 20),
+        abort=st.none() | st.none() | st.integers(0, 40),
     ),
-    min_size=6,
+    min_size=4,
     max_size=16,
 )
 

@@ -21,9 +21,7 @@ def watch(observer: Observer, raw: Tensor, final: Tensor, **given: Any) -> list[
     """Return what each row has after two equal steps."""
     request = {"kept_set": True, "entropy": True, "logprobs_mode": None, **given}
     size = request.pop("tokenizer_size", raw.shape[1])
-    context = make_context(
-        raw.shape[1], tokenizer_size=size, request=SimpleNamespace(**request)
-    )
+    context = make_context(raw.shape[1], tokenizer_size=size, request=SimpleNamespace(**request))
     order = observer.bind(context)
     taps = {Tap.RAW: TapView(raw), Tap.FINAL: TapView(final)}
     records = [observer.open(order, None) for _ in raw]

@@ -45,9 +45,7 @@ def order_of(count: int | None, vocab: int = 10, **given: Any) -> Order | None:
     return OBSERVER.bind(context)
 
 
-def observe(
-    logits: Tensor, tokens: list[list[int]], count: int | None, **given: Any
-) -> list[Any]:
+def observe(logits: Tensor, tokens: list[list[int]], count: int | None, **given: Any) -> list[Any]:
     """Run steps over rows `logits` [rows, vocab]; return each row's result."""
     texts = given.pop("texts", None)
     order = order_of(count, logits.shape[1], **given)
