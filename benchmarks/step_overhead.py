@@ -10,13 +10,13 @@ Tensor work cannot be switched off, and a profiler costs as much as what it meas
 2. One such step of a twin, in the same state, runs under a torch function mode that notes every
    call into torch with its arguments. A call of a function of `kernels/`, the room of tensor
    arithmetic, is noted as one call: on the CPU these are numpy and torch, on a card one kernel.
-3. The noted calls are made again in a plain loop: argument parsing, dispatch, allocation and
-   kernels of the very same calls. The cost of the loop itself is that of the same loop over a
-   built-in that does nothing.
+3. The noted calls are made again in a plain loop, on the same values: argument parsing, dispatch,
+   allocation and kernels of the very same calls. The cost of the loop itself is that of the same
+   loop over a built-in that does nothing.
 4. Python = step - (calls - loop), each the fastest of some hundred over many twins, in processor
-   time of the thread: what else runs on the machine can only add. Where it is busy, caches and cores
-   are shared and all of it is slower; the time of one tiny addition, about 1 on a quiet machine,
-   tells by how much.
+   time of the thread: what else runs on the machine can only add. Where it is busy, caches and
+   cores are shared and all of it is slower; the time of one tiny addition, about 1 on a quiet
+   machine, tells by how much.
 
 Attribute reads such as `tensor.shape`, and all that torch does not let a mode see, count as Python.
 The column "+ kernels/" is Python when calls into torch alone are left out, so that it holds numpy's
@@ -53,6 +53,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from decodekit import SamplingParams
 from decodekit.core.chain import ChainRunner
@@ -114,11 +115,16 @@ class Measured:
 
 
 class Recorder(TorchFunctionMode):
-    """Notes calls into torch while it is active, and calls of `kernels/` under `whole_kernels`."""
+    """Notes calls into torch while it is active, and calls of `kernels/` under `whole_kernels`.
+
+    Each tensor's values are kept as they were when a noted call first got it, so that calls that
+    change tensors in place find the same values each time they are made again.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self._values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_inside = False
 
     def __torch_function__(
@@ -130,8 +136,19 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if not self._is_inside and getattr(func, "__name__", "") != "__get__":
-            self.calls.append((func, args, kwargs))
+            self._note(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.calls.append((func, args, kwargs))
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and id(value) not in self._values:
+                self._values[id(value)] = (value, value.clone())
+
+    def restore(self) -> None:
+        """Give every tensor its values back; of those that share memory the first seen wins."""
+        for tensor, values in reversed(self._values.values()):
+            tensor.copy_(values)
 
     def noting(self, kernel: FunctionType) -> Callable[..., Any]:
         """Return `kernel` as a function that is noted as one call."""
@@ -140,9 +157,9 @@ class Recorder(TorchFunctionMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return kernel(*args, **kwargs)
-            self.calls.append((kernel, args, kwargs))
             self._is_inside = True
             try:
+                self._note(kernel, args, kwargs)
                 return kernel(*args, **kwargs)
             finally:
                 self._is_inside = False
@@ -212,12 +229,12 @@ class Batch:
             sequence.output_ids.append(token)
         return seconds
 
-    def record(self, *, kernels_whole: bool) -> list[Call]:
-        """Return the calls of one step."""
+    def record(self, *, kernels_whole: bool) -> Recorder:
+        """Return the recorder of one step."""
         with Recorder() as recorder:
             with recorder.whole_kernels() if kernels_whole else nullcontext():
                 self.step()
-        return recorder.calls
+        return recorder
 
 
 def _sequence(row: int, params: Any, plan: Any, prompt: tuple[int, ...]) -> TokenSequence:
@@ -233,8 +250,10 @@ def _sequence(row: int, params: Any, plan: Any, prompt: tuple[int, ...]) -> Toke
 # --- the measurement ------------------------------------------------------------------------------
 
 
-def replayed(calls: Sequence[Call]) -> tuple[float, float]:
+def replayed(recorder: Recorder) -> tuple[float, float]:
     """Make the calls again; return their seconds, and those of the loop around them."""
+    recorder.restore()
+    calls = recorder.calls
     start = time.thread_time()
     for func, args, kwargs in calls:
         func(*args, **kwargs)
@@ -261,7 +280,7 @@ def measure(registry: Registry, case: Case, rows: int, twins: int, full_steps: i
     return Measured(
         case=case.name,
         rows=rows,
-        num_calls=len(whole),
+        num_calls=len(whole.calls),
         step=step,
         python=step - whole_s + whole_loop,
         python_and_kernels=step - split_s + split_loop,

@@ -61,6 +61,18 @@ class _ElementError(Exception):
         return stage_error(self.cause, self.element.name, self.element.instance, position)
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Who runs what in a step; rows are places in the step's list of sequences."""
+
+    mark: tuple[int, ...]  # the epochs of the sequences
+    parts: Sequence[tuple[Program, Sequence[int]]] = ()  # each program with its rows
+    stateful: Sequence[int] = ()  # rows with a stage that keeps a state
+    counted: Sequence[int] = ()  # rows whose tokens are counted
+    counted_host: Sequence[int] = ()  # their slots
+    counted_slots: Tensor | None = None
+
+
 class _Group:
     """The rows of one program with the views of its elements; lives while its membership does."""
 
@@ -130,6 +142,7 @@ class ChainRunner:
         self.dense_rows = 0  # rows whose short list could not prove itself
         self._programs: dict[Any, Program] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._last = _Layout((-1,))
         self._epochs = itertools.count()
 
     # --- a sequence's life --------------------------------------------------------------------
@@ -174,12 +187,10 @@ class ChainRunner:
         Returns the failures by row.
         """
         errors: dict[int, StageError] = {}
-        counted: list[int] = []
-        for row, sequence in enumerate(sequences):
-            program = self._programs[sequence.plan.key]
-            if program.needs_seen:
-                counted.append(row)
-            for index in program.stateful:
+        layout = self._layout(sequences)
+        for row in layout.stateful:
+            sequence = sequences[row]
+            for index in self._programs[sequence.plan.key].stateful:
                 entry = sequence.plan.entries[index]
                 try:
                     entry.stage.prototype().accept(sequence.states[index], (tokens[row],))
@@ -187,13 +198,34 @@ class ChainRunner:
                     errors[row] = stage_error(
                         error, entry.stage.name, entry.instance, len(sequence.output_ids)
                     )
-        if counted:
-            host = [sequences[row].slot for row in counted]
-            device = self.table.device
-            slots = torch.tensor(host, dtype=torch.int64, device=device)
-            chosen = torch.tensor([tokens[row] for row in counted], device=device)
-            self.table.seen.accept(slots, host, chosen)
+        if layout.counted_slots is not None:
+            chosen = torch.tensor([tokens[row] for row in layout.counted], device=self.table.device)
+            self.table.seen.accept(layout.counted_slots, layout.counted_host, chosen)
         return errors
+
+    def _layout(self, sequences: Sequence[TokenSequence]) -> _Layout:
+        """Return who runs what; computed when the sequences of a step are not those of the last."""
+        mark = tuple([sequence.epoch for sequence in sequences])
+        if mark != self._last.mark:
+            programs = [self._programs[sequence.plan.key] for sequence in sequences]
+            members: dict[int, list[int]] = {}
+            for row, program in enumerate(programs):
+                members.setdefault(id(program), []).append(row)
+            counted = [row for row, program in enumerate(programs) if program.needs_seen]
+            host = [sequences[row].slot for row in counted]
+            self._last = _Layout(
+                mark=mark,
+                parts=[(programs[rows[0]], rows) for rows in members.values()],
+                stateful=[row for row, program in enumerate(programs) if program.stateful],
+                counted=counted,
+                counted_host=host,
+                counted_slots=(
+                    torch.tensor(host, dtype=torch.int64, device=self.table.device)
+                    if host
+                    else None
+                ),
+            )
+        return self._last
 
     def rest(self) -> None:
         """Let go of the sequences of the last step, as none of them goes on."""
@@ -210,18 +242,15 @@ class ChainRunner:
         `logits` keeps the model's dtype and is not changed.
         """
         result = StepResult([-1] * len(sequences))
-        by_program: dict[int, list[int]] = {}
-        programs: dict[int, Program] = {}
-        for row, sequence in enumerate(sequences):
-            program = self._programs[sequence.plan.key]
-            programs[id(program)] = program
-            by_program.setdefault(id(program), []).append(row)
-        self._begin_joint(sequences)
+        layout = self._layout(sequences)
+        if any(program.joint for program, _ in layout.parts):
+            self._begin_joint(sequences)
         live: dict[tuple[int, ...], _Group] = {}
         tasks: list[_Task] = []
-        for mark, members in by_program.items():
-            group = self._group(programs[mark], [sequences[row] for row in members], live)
+        for program, members in layout.parts:
             whole = len(members) == len(sequences)
+            own = sequences if whole else [sequences[row] for row in members]
+            group = self._group(program, own, live)
             part = logits if whole else logits[members]
             tasks.append(self._run_group(group, part, members, result))
         _drive(tasks)
@@ -241,10 +270,10 @@ class ChainRunner:
     def _group(
         self,
         program: Program,
-        sources: list[TokenSequence],
+        sources: Sequence[TokenSequence],
         live: dict[tuple[int, ...], _Group],
     ) -> _Group:
-        mark = tuple(source.epoch for source in sources)
+        mark = tuple([source.epoch for source in sources])
         group = self._groups.get(mark)
         if group is None:
             rows = Rows(sources, self.table, self.vocab_size, self.tokenizer_size)

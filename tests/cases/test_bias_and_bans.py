@@ -48,10 +48,10 @@ def test_dec_050_a_bias_of_minus_100_holds_in_every_one_of_n_answers(
     banned = {5, 40}
     params = SamplingParams(n=10, seed=3, max_tokens=200, logit_bias=dict.fromkeys(banned, -100.0))
 
-    free = bench.all_ids([[1]], SamplingParams(n=10, seed=3, max_tokens=200))[0]
+    free = bench.all_ids([[1]], SamplingParams(n=10, seed=3, max_tokens=40))[0]
     found = bench.all_ids([[1]], params)[0]
 
-    assert all(banned & set(ids) for ids in free)
+    assert sum(bool(banned & set(ids)) for ids in free) > 3
     assert [len(ids) for ids in found] == [200] * 10
     assert not any(banned & set(ids) for ids in found)
 

@@ -60,23 +60,23 @@ def test_dec_023_padding_is_not_a_generated_token(rough: Bench) -> None:
 def test_dec_024_a_penalised_request_joins_a_running_batch_and_the_reverse(
     rough: Bench, first_is_plain: bool
 ) -> None:
-    plain, penalised = greedy(200), greedy(200, presence_penalty=1.5)
-    own, other = (plain, penalised) if first_is_plain else (penalised, plain)
+    own: dict[str, Any] = {} if first_is_plain else {"presence_penalty": 1.5}
+    other: dict[str, Any] = {"presence_penalty": 1.5} if first_is_plain else {}
 
-    rough.add("first", [1], own)
+    rough.add("first", [1], greedy(200, **own))
     rough.step(10)
-    rough.add("second", [2], other)
+    rough.add("second", [2], greedy(90, **other))
     rough.step(30)
     rough.engine.abort_request("first")
-    rough.add("third", [3], own)
+    rough.add("third", [3], greedy(90, **own))
     done = rough.finish()
 
     ids = {name: list(output.outputs[0].token_ids) for name, output in done.items()}
     assert done["first"].outputs[0].finish_reason == "abort"
     assert len(ids["first"]) == 40
-    assert ids["first"] == rough.solo([1], own)[:40]
-    assert ids["second"] == rough.solo([2], other)
-    assert ids["third"] == rough.solo([3], own)
+    assert ids["first"] == rough.solo([1], greedy(40, **own))
+    assert ids["second"] == rough.solo([2], greedy(90, **other))
+    assert ids["third"] == rough.solo([3], greedy(90, **own))
     rough.check_answers()
 
 

@@ -12,10 +12,20 @@ from decodekit.logits_processors.bias.penalties import (
     PresencePenalty,
     RepetitionPenalty,
 )
+from decodekit.logits_processors.cut.epsilon_eta import Epsilon, Eta
 from decodekit.logits_processors.cut.min_p import MinP
+from decodekit.logits_processors.cut.p_less import PLess
+from decodekit.logits_processors.cut.tail_free import TailFree
+from decodekit.logits_processors.cut.top_a import TopA
+from decodekit.logits_processors.cut.top_h import TopH
 from decodekit.logits_processors.cut.top_k import TopK
+from decodekit.logits_processors.cut.top_n_sigma import TopNSigma
 from decodekit.logits_processors.cut.top_p import TopP
+from decodekit.logits_processors.cut.typical import TypicalP
+from decodekit.logits_processors.cut.xtc import Xtc
 from decodekit.logits_processors.mask.allowed import SuppressTokens
+from decodekit.logits_processors.shape.dynamic_temperature import DynamicTemperature
+from decodekit.logits_processors.shape.quadratic import Quadratic
 from decodekit.logits_processors.shape.temperature import Temperature
 from decodekit.plugins.author.rows import apply_stage
 
@@ -29,6 +39,17 @@ MIN_P: Step = (MinP, {"p": 0.05})
 MASK: Step = (SuppressTokens, {"ids": list(range(0, 400, 7))})
 BIAS: Step = (LogitBias, {"bias": {i: 1.5 - i % 4 for i in range(40)}})
 REPETITION: Step = (RepetitionPenalty, {"penalty": 1.3})
+TYPICAL: Step = (TypicalP, {"p": 0.9})
+EPSILON: Step = (Epsilon, {"epsilon": 1e-3})
+ETA: Step = (Eta, {"epsilon": 1e-3})
+TOP_A: Step = (TopA, {"a": 0.2})
+TAIL_FREE: Step = (TailFree, {"z": 0.95})
+N_SIGMA: Step = (TopNSigma, {"n": 1.5})
+TOP_H: Step = (TopH, {"alpha": 0.4})
+P_LESS: Step = (PLess, {})
+XTC: Step = (Xtc, {"probability": 1.0, "threshold": 0.1})
+QUADRATIC: Step = (Quadratic, {"factor": 0.3})
+DYNAMIC: Step = (DynamicTemperature, {"low": 0.4, "high": 1.6})
 
 
 def run(
@@ -69,6 +90,8 @@ def agreement(one: Step, other: Step, rng: torch.Generator) -> float:
         (MIN_P, TOP_K),
         (MASK, BIAS),
         (MASK, REPETITION),
+        (TEMPERATURE, N_SIGMA),
+        (TOP_K, QUADRATIC),
     ],
 )
 def test_pairs_that_commute_do(one: Step, other: Step, rng: torch.Generator) -> None:
@@ -77,14 +100,42 @@ def test_pairs_that_commute_do(one: Step, other: Step, rng: torch.Generator) -> 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(TEMPERATURE, TOP_P), (TEMPERATURE, MIN_P), (TOP_K, TOP_P), (BIAS, REPETITION)],
+    [
+        (TEMPERATURE, TOP_P),
+        (TEMPERATURE, MIN_P),
+        (TOP_K, TOP_P),
+        (BIAS, REPETITION),
+        (TEMPERATURE, TYPICAL),
+        (TEMPERATURE, EPSILON),
+        (TEMPERATURE, ETA),
+        (TEMPERATURE, TOP_H),
+        (TEMPERATURE, QUADRATIC),
+        (TEMPERATURE, DYNAMIC),
+        (TOP_K, TOP_H),
+        (TOP_K, N_SIGMA),
+        (N_SIGMA, QUADRATIC),
+        (N_SIGMA, TOP_P),
+    ],
 )
 def test_pairs_whose_order_is_visible_differ(one: Step, other: Step, rng: torch.Generator) -> None:
     assert agreement(one, other, rng) < 0.5
 
 
-@pytest.mark.parametrize(("step", "always"), [(TOP_K, True), (MIN_P, True), (TOP_P, False)])
-def test_of_the_cuts_top_p_alone_cuts_again_when_asked_twice(
+@pytest.mark.parametrize(
+    ("step", "always"),
+    [
+        (TOP_K, True),
+        (MIN_P, True),
+        (EPSILON, True),
+        (TOP_P, False),
+        (TYPICAL, False),
+        (TOP_H, False),
+        (N_SIGMA, False),
+        (TOP_A, False),
+        (TAIL_FREE, False),
+    ],
+)
+def test_some_cuts_cut_again_when_asked_twice(
     step: Step, always: bool, rng: torch.Generator
 ) -> None:
     logits = torch.randn(50, 400, generator=rng) * 3
@@ -93,6 +144,32 @@ def test_of_the_cuts_top_p_alone_cuts_again_when_asked_twice(
     twice = run(once, step)
 
     assert torch.equal(once, twice) == always
+
+
+@pytest.mark.parametrize(
+    "step",
+    [TOP_P, MIN_P, TYPICAL, EPSILON, ETA, TOP_A, TAIL_FREE, N_SIGMA, TOP_H, P_LESS, XTC]
+    + [QUADRATIC, DYNAMIC],
+    ids=lambda step: step[0].name,
+)
+def test_a_shift_of_the_whole_row_changes_no_distribution(step: Step, rng: torch.Generator) -> None:
+    logits = (torch.randn(60, 300, generator=rng) * 12).round() / 4  # exact with the shift
+
+    plain, shifted = run(logits, step), run(logits + 16.0, step)
+
+    assert torch.equal(plain.isneginf(), shifted.isneginf())
+    assert torch.allclose(plain.softmax(1), shifted.softmax(1), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("step", "least"), [((TypicalP, {"p": 0.2}), 0.02), (XTC, 0.1)], ids=["typical_p", "xtc"]
+)
+def test_these_cuts_change_the_winner(step: Step, least: float, rng: torch.Generator) -> None:
+    logits = torch.randn(400, 400, generator=rng) * 2
+
+    changed = run(logits, step).argmax(1) != logits.argmax(1)
+
+    assert float(changed.float().mean()) > least
 
 
 def test_top_p_after_top_k_sees_the_mass_of_the_survivors() -> None:
