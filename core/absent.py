@@ -57,8 +57,8 @@ class Absent:
 
 def other_than(*neutral: object) -> Callable[[Any], bool]:
     """Any value but these asks for the feature; 1 and True are told apart."""
-    return lambda value: not any(
-        value is item or (type(value) is type(item) and value == item) for item in neutral
+    return lambda value: (
+        not any(value is item or (type(value) is type(item) and value == item) for item in neutral)
     )
 
 

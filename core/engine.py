@@ -268,9 +268,7 @@ class LLMEngine:
                 self._take(sequence, result, row, now)
         return sampled + [sequence for sequence, _ in outcome.broken if sequence not in sampled]
 
-    def _take(
-        self, sequence: TokenSequence, result: StepResult, row: int, now: float
-    ) -> None:
+    def _take(self, sequence: TokenSequence, result: StepResult, row: int, now: float) -> None:
         """Write a token down; what an observer, a stop or the text raises ends this sequence."""
         position = len(sequence.output_ids)
         token = result.tokens[row]

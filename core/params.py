@@ -309,9 +309,7 @@ class SamplingParams(_Recorded):
                 self.bad_words, tokenizer
             )
 
-    def verify(
-        self, model_config: Any, spec_config: Any, so_config: Any, tokenizer: Any
-    ) -> None:
+    def verify(self, model_config: Any, spec_config: Any, so_config: Any, tokenizer: Any) -> None:
         """Check what only the engine knows: vocabulary, tokenizer and the limit on log-probs.
 
         `model_config` has `get_vocab_size()` or `vocab_size`, and `max_logprobs`. The other two

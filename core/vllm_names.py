@@ -49,9 +49,7 @@ ALIASES: dict[str, str] = {
 
 # Paths that only lead to others, and those of the table that also do.
 _PARENTS = {
-    path.rsplit(".", depth)[0]
-    for path in ALIASES
-    for depth in range(1, path.count(".") + 1)
+    path.rsplit(".", depth)[0] for path in ALIASES for depth in range(1, path.count(".") + 1)
 }
 
 
@@ -73,9 +71,7 @@ class AliasFinder(MetaPathFinder):
         package, _, below = fullname.partition(".")
         if package != PACKAGE or (below not in ALIASES and below not in _PARENTS):
             return None
-        return ModuleSpec(
-            fullname, _AliasLoader(ALIASES.get(below)), is_package=below in _PARENTS
-        )
+        return ModuleSpec(fullname, _AliasLoader(ALIASES.get(below)), is_package=below in _PARENTS)
 
 
 class _AliasLoader(Loader):

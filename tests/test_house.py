@@ -31,7 +31,8 @@ WORDS = """
 THOUGHT = """
     binding blame build chain chat chat_hint chat_messages chat_template collect detokenizer
     discovery draft generation_config gguf_vocab intake kv_cache models naming offers order plan
-    plan_text plugin_info power profiling program prompt_logprobs registry rescue runner scheduler tokenizer
+    plan_text plugin_info power profiling program
+    prompt_logprobs registry rescue runner scheduler tokenizer
     vllm_host vllm_load
 """.split()
 DOORS = "async_llm cli engine llm progress".split()

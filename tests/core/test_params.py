@@ -257,9 +257,12 @@ def test_beams_may_be_greedy_and_return_several() -> None:
     params = SamplingParams(n=2, best_of=4, use_beam_search=True, temperature=0)
 
     assert params.sampling_type is SamplingType.GREEDY
-    assert SamplingParams(
-        best_of=3, use_beam_search=True, early_stopping="never", length_penalty=0.6
-    ).early_stopping == "never"
+    assert (
+        SamplingParams(
+            best_of=3, use_beam_search=True, early_stopping="never", length_penalty=0.6
+        ).early_stopping
+        == "never"
+    )
 
 
 def test_seed_minus_one_is_none_and_64_bits_are_allowed() -> None:
