@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...core.chat import render_chat
 from ...core.errors import DecodekitError, ValidationError
 from ...core.outputs import RequestOutput
 from ...core.params import RequestOutputKind, SamplingParams
@@ -108,6 +107,8 @@ def _has_template(engine: LLMEngine) -> bool:
 def _render(
     engine: LLMEngine, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], is_open: bool
 ) -> str:
+    from ...core.chat import render_chat  # jinja2, which collecting commands must not load
+
     return render_chat(
         messages,
         tokenizer,
