@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -143,6 +143,18 @@ def test_random_traffic_gives_solo_results(engines: Engines) -> None:
             [solo] = engines.large.generate([request.prompt], request.params, use_tqdm=False)
             check_one(request, results[number], solo)
 
+    crowd = [
+        Traffic(
+            prompt=[(7 * number + place) % 90 for place in range(30)],
+            params=SamplingParams(
+                seed=number, max_tokens=24, output_kind=RequestOutputKind.FINAL_ONLY
+            ),
+            arrival=0,
+            abort=None,
+        )
+        for number in range(16)
+    ]
+    check = example(requests=crowd)(check)  # more than the small pool holds, whatever is drawn
     check()
 
     assert engines.small.parts.scheduler.num_preemptions > 0
