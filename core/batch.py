@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.reference.mass import row_total, token_mass
+from ..kernels.reference.mass import token_mass
 from ..kernels.reference.noise import (
     exponential_for_ids,
     purpose_of,
@@ -341,8 +341,3 @@ class TapView:
         # Ones as float32 add up fast and, below 2**24 of them, exactly.
         larger = torch.gt(self.logits, chosen, out=torch.empty_like(self.logits))
         return larger.sum(1).long() + 1
-
-
-def full_total(logits: Tensor) -> Tensor:
-    """Return the fixed-point mass of each row of `logits` [rows, vocab], int64 [rows]."""
-    return row_total(logits, logits.amax(1))

@@ -46,14 +46,8 @@ class Parts:
     runner: Runner
     planner: Planner
     eos_ids: tuple[int, ...]  # the tokenizer's own first
+    tokenizer_size: int  # ids that may be generated: the tokenizer's, or all without one
     processors: Processors  # those of vLLM's interface
-
-    @property
-    def tokenizer_size(self) -> int:
-        """Ids that may be generated: the tokenizer's, or the whole vocabulary without one."""
-        if self.tokenizer is None:
-            return self.spec.vocab_size
-        return min(self.tokenizer.max_token_id + 1, self.spec.vocab_size)
 
 
 def build(config: EngineConfig) -> Parts:
@@ -122,6 +116,7 @@ def build(config: EngineConfig) -> Parts:
         runner=Runner(loaded.model, backend, chain),
         planner=planner,
         eos_ids=eos_ids,
+        tokenizer_size=size,
         processors=processors,
     )
 

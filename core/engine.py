@@ -55,12 +55,12 @@ class LLMEngine:
         announce(self.sampling_defaults)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Build an engine from its public arguments."""
         return cls(engine_args.resolve(device_memory_bytes=device_memory()))
 
     @classmethod
-    def from_vllm_config(cls, vllm_config: EngineConfig, **_: Any) -> Self:
+    def from_vllm_config(cls, vllm_config: EngineConfig) -> Self:
         """Build an engine from a resolved configuration (vLLM's name)."""
         return cls(vllm_config)
 

@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .config_rules import GENERATION_KEYS
 from .errors import ValidationError
 from .params import SamplingParams
 
 log = logging.getLogger("decodekit")
 
-# Our field for each key that matters, and the value at which transformers itself changes nothing.
-KEYS: Mapping[str, tuple[str, object]] = {
-    "repetition_penalty": ("repetition_penalty", 1.0),
-    "temperature": ("temperature", 1.0),
-    "top_k": ("top_k", 50),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", None),
-    "max_new_tokens": ("max_tokens", None),
+# The values that transformers itself takes where a file says nothing; None where it has none.
+NEUTRAL: Mapping[str, object] = {
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
 }
 
 
@@ -38,12 +37,12 @@ def read_generation_config(
         raw = _from_folder(source)
     fields = {
         name: raw[key]
-        for key, (name, neutral) in KEYS.items()
-        if raw.get(key) is not None and raw[key] != neutral
+        for key, name in GENERATION_KEYS.items()
+        if raw.get(key) is not None and raw[key] != NEUTRAL.get(key)
     }
     for key, value in override.items():
-        if key in KEYS and value is not None:
-            fields[KEYS[key][0]] = value
+        if key in GENERATION_KEYS and value is not None:
+            fields[GENERATION_KEYS[key]] = value
     return fields
 
 

@@ -153,21 +153,11 @@ class Intake:
             vocab_size=parts.spec.vocab_size,
             max_logprobs=parts.config.max_logprobs,
             max_logprob_token_ids=parts.config.max_logprob_token_ids,
-            tokenizer=None,
+            tokenizer=parts.tokenizer,
+            tokenizer_size=parts.tokenizer_size,
         )
-        self._check_allowed(frozen)
         parts.processors.validate(own)
         return frozen
-
-    def _check_allowed(self, params: RequestParams) -> None:
-        size = self.parts.tokenizer_size
-        for token in params.allowed_token_ids or ():
-            if token >= size:
-                raise ValidationError(
-                    f"allowed_token_ids must be made of token ids in [0, {size}), got {token}",
-                    parameter="allowed_token_ids",
-                    value=token,
-                )
 
     # --- the request ----------------------------------------------------------------------------
 

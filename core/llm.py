@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 from . import absent
@@ -234,13 +237,18 @@ class LLM:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a function with the worker first, or a worker's method; one result a worker."""
+        """Call a function with the worker first, or a worker's method; one result a worker.
+
+        TimeoutError after `timeout` seconds; the call itself cannot be stopped and runs on.
+        """
         worker = self.llm_engine.parts.runner
-        call = getattr(worker, method) if isinstance(method, str) else None
-        if call is not None:
-            return [call(*args, **(kwargs or {}))]
-        assert callable(method)
-        return [method(worker, *args, **(kwargs or {}))]
+        call = getattr(worker, method) if isinstance(method, str) else partial(method, worker)
+        call = partial(call, *args, **(kwargs or {}))
+        if timeout is None:
+            return [call()]
+        done: Future[Any] = Future()
+        threading.Thread(target=_settle, args=(done, call), daemon=True).start()
+        return [done.result(timeout)]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func` with the model object; one result a worker."""
@@ -355,6 +363,13 @@ class LLM:
                 "priority has no effect under scheduling_policy='fcfs'; build the engine with "
                 "scheduling_policy='priority'"
             )
+
+
+def _settle(done: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        done.set_result(call())
+    except BaseException as error:
+        done.set_exception(error)
 
 
 def chat_prompt(

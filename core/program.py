@@ -28,10 +28,6 @@ class Element:
     def name(self) -> str:
         return self.stage.name
 
-    @property
-    def is_cut(self) -> bool:
-        return isinstance(self.stage, CutStage)
-
 
 class Segment(NamedTuple):
     """Neighbouring elements that run in one way."""
@@ -82,15 +78,16 @@ def compile_program(plan: Plan, fusion: bool = True) -> Program:
         for number, segment in enumerate(segments)
         if any(part.stage.kind in (Kind.MASK, Kind.FORCE) for part in segment.elements)
     ]
+    has_cut = any(part.stage.kind is Kind.CUT for part in body)
     taps = frozenset(tap for observer, order in plan.observers for tap in observer.taps(order))
     return Program(
         segments=tuple(segments),
         picker=picker,
         observers=tuple(plan.observers),
         taps=taps,
-        has_cut=any(part.stage.kind is Kind.CUT for part in body),
+        has_cut=has_cut,
         mutates=any(not part.ranked for part in segments) or len(segments) > 1 or Tap.FINAL in taps,
-        hides=bool(masks) or any(part.stage.kind is Kind.CUT for part in body),
+        hides=bool(masks) or has_cut,
         last_mask=masks[-1] + 1 if masks else 0,
         needs_seen=any(Need.COUNTS in entry.stage.caps.needs for entry in plan.entries),
         stateful=tuple(

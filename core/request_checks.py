@@ -16,16 +16,19 @@ def check_request(
     max_logprobs: int,
     max_logprob_token_ids: int = -1,
     tokenizer: Any = None,
+    tokenizer_size: int | None = None,
 ) -> None:
     """Check parameters (either form) against one model; ValidationError names the field.
 
     `max_logprobs` and `max_logprob_token_ids` -1 are no limit. `tokenizer` is needed for
-    constraints, and where it has a length it bounds `allowed_token_ids`.
+    constraints. `tokenizer_size`, else the tokenizer's length, bounds `allowed_token_ids`.
     """
     for name in ("logprobs", "prompt_logprobs"):
         _check_num_logprobs(name, getattr(params, name), vocab_size, max_logprobs)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
-    known = len(tokenizer) if hasattr(tokenizer, "__len__") else vocab_size
+    known = vocab_size if tokenizer_size is None else tokenizer_size
+    if tokenizer_size is None and hasattr(tokenizer, "__len__"):
+        known = len(tokenizer)
     _check_ids("allowed_token_ids", params.allowed_token_ids, known)
     _check_ids("stop_token_ids", params.stop_token_ids, max(vocab_size, known))
     _check_ids("logprob_token_ids", params.logprob_token_ids, vocab_size)

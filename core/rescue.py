@@ -66,14 +66,16 @@ def rescue(alone: Alone, logits: Tensor) -> Rescued | StageError:
         if walk.error is not None:
             return walk.error
         if walk.killer is None:
-            return Rescued(None, walk.row, left_out) if left_out else _undrawable(alone, position)
+            if left_out:
+                return Rescued(None, walk.row, left_out)
+            return _blame(alone.program.picker, position, "the row could not be drawn from")
         if walk.forced is not None:
             return _only(walk.forced, walk.row, left_out)
         if policy == "eos" and eos is not None:
             return _only(eos, walk.row, left_out)
         weakest = _last_soft(alone.program.elements, walk.killer, left_out)
         if policy != "relax" or weakest is None:
-            return _dead(walk.killer, position)
+            return _blame(walk.killer, position, "it left no token alive")
         left_out[weakest.instance] = (
             f"{weakest.instance!r} was left out where no token stayed alive, "
             f"first at position {position} (on_dead_row='relax')"
@@ -105,7 +107,8 @@ def _walk(alone: Alone, logits: Tensor, left_out: Mapping[str, str], position: i
         if reason == "dead":
             return _Walk(work, element, None, forced)
         if reason is not None:
-            return _Walk(work, None, _nonfinite(element, position), forced)
+            blame = _blame(element, position, "it left NaN or infinity in the logits")
+            return _Walk(work, None, blame, forced)
         if element.stage.kind is Kind.FORCE:
             alive = (work[0] > -torch.inf).nonzero()[:, 0].tolist()
             forced = alive[0] if len(alive) == 1 else forced
@@ -135,29 +138,5 @@ def _only(token: int, row: Tensor, notes: dict[str, str]) -> Rescued:
     return Rescued(token, alone, notes)
 
 
-def _dead(element: Element, position: int) -> StageError:
-    return StageError(
-        "it left no token alive",
-        stage=element.name,
-        instance=element.instance,
-        position=position,
-    )
-
-
-def _nonfinite(element: Element, position: int) -> StageError:
-    return StageError(
-        "it left NaN or infinity in the logits",
-        stage=element.name,
-        instance=element.instance,
-        position=position,
-    )
-
-
-def _undrawable(alone: Alone, position: int) -> StageError:
-    picker = alone.program.picker
-    return StageError(
-        "the row could not be drawn from",
-        stage=picker.name,
-        instance=picker.instance,
-        position=position,
-    )
+def _blame(element: Element, position: int, reason: str) -> StageError:
+    return StageError(reason, stage=element.name, instance=element.instance, position=position)
