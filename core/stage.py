@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
 
+from .constraint import ConstraintBackend as ConstraintBackend
 from .errors import ChainError, did_you_mean
 
 if TYPE_CHECKING:
@@ -524,13 +525,6 @@ class AttentionBackend(Protocol):
     def bytes_per_block(cls, layout: KVLayout) -> int:
         """Return the memory of one block over all layers, in bytes."""
         ...
-
-
-@runtime_checkable
-class ConstraintBackend(Protocol):
-    """Compiles a grammar to a matcher; no built-in one exists in this version."""
-
-    name: ClassVar[str]
 
 
 @runtime_checkable
