@@ -21,7 +21,6 @@ CALL_ARGUMENT = "call argument"
 METHOD = "method"
 TASK = "pooling task"
 PROMPT_KEY = "prompt key"
-CONTENT_PART = "content part"
 COMMAND = "command"
 FLAG = "flag"
 
@@ -92,13 +91,6 @@ def check_prompt(prompt: Mapping[str, object]) -> None:
         value = prompt.get(row.name)
         if value is not None and not (isinstance(value, (dict, list)) and not value):
             row.refuse(value)
-
-
-def check_part(kind: str) -> None:
-    """Refuse the `type` of a message's content part when it is known and not text."""
-    for row in CONTENT_PARTS:
-        if row.name == kind:
-            row.refuse()
 
 
 def refuse(name: str, what: str | None = None) -> NoReturn:
@@ -239,17 +231,6 @@ PROMPT_KEYS: tuple[Absent, ...] = _rows(
     "data",
     "data_format",
 )
-CONTENT_PARTS: tuple[Absent, ...] = _rows(
-    CONTENT_PART,
-    "messages hold text parts",
-    "image_url",
-    "image_pil",
-    "image_embeds",
-    "audio_url",
-    "input_audio",
-    "audio_embeds",
-    "video_url",
-)
 COMMANDS: tuple[Absent, ...] = (
     *_rows(COMMAND, "use the Python API, or `decodekit generate` for files", "serve", "run-batch"),
     *_rows(COMMAND, "run benchmarks/cpu_vs_transformers.py", "bench"),
@@ -281,7 +262,6 @@ ALL: tuple[Absent, ...] = (
     *METHODS,
     *TASKS,
     *PROMPT_KEYS,
-    *CONTENT_PARTS,
     *COMMANDS,
     *FLAGS,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 from .chat_messages import clean_documents, clean_messages, clean_tools, plain_data
 from .chat_template import CompiledTemplate, compile_template
@@ -19,30 +19,6 @@ from .tokenizer import Tokenizer
 ContentFormat = Literal["auto", "string", "openai"]
 
 _ODD_SPACE = "\N{LINE TABULATION}\N{EM SPACE}"
-
-
-class ChatOptions(TypedDict, total=False):
-    """The keyword arguments of `render_chat`."""
-
-    chat_template: str | None
-    add_generation_prompt: bool
-    continue_final_message: bool
-    tools: Sequence[Mapping[str, Any]] | None
-    documents: Sequence[Mapping[str, Any]] | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    default_chat_template_kwargs: Mapping[str, Any] | None
-    content_format: ContentFormat
-    allow_template_file: bool
-
-
-def encode_chat(
-    messages: Sequence[Any], tokenizer: Tokenizer, **options: Unpack[ChatOptions]
-) -> list[int]:
-    """Token ids of the rendered conversation.
-
-    No special tokens are added: the template writes BOS itself if it wants one.
-    """
-    return tokenizer.encode(render_chat(messages, tokenizer, **options), add_special_tokens=False)
 
 
 def render_chat(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Self
 
 from . import absent
-from .chat import encode_chat
+from .chat import render_chat
 from .chat_hint import ChatHint
 from .config import EngineArgs
 from .engine import LLMEngine
@@ -375,15 +375,16 @@ def _settle(done: Future[Any], call: Callable[[], Any]) -> None:
 def chat_prompt(
     engine: LLMEngine, messages: Sequence[Mapping[str, Any]], **options: Any
 ) -> TokensPrompt:
-    """Render one conversation to token ids; `options` are those of `core.chat.encode_chat`."""
+    """Render one conversation to token ids; `options` are those of `core.chat.render_chat`."""
     tokenizer = engine.parts.tokenizer
     if tokenizer is None:
         raise ValidationError("chat needs the tokenizer, which is off (skip_tokenizer_init)")
     if options.get("chat_template") is None:
         options["chat_template"] = engine.config.chat_template
-    ids = encode_chat(messages, tokenizer, **options)
+    text = render_chat(messages, tokenizer, **options)
+    # No special tokens are added: the template writes BOS itself if it wants one.
     return TokensPrompt(
-        prompt_token_ids=ids, prompt=tokenizer.decode(ids, skip_special_tokens=False)
+        prompt_token_ids=tokenizer.encode(text, add_special_tokens=False), prompt=text
     )
 
 

@@ -8,7 +8,6 @@ import pytest
 from decodekit.core.absent import (
     ALL,
     CALL_ARGUMENTS,
-    CONTENT_PARTS,
     ENGINE_ARGUMENTS,
     METHODS,
     PROMPT_KEYS,
@@ -17,7 +16,6 @@ from decodekit.core.absent import (
     check_call,
     check_engine_args,
     check_params,
-    check_part,
     check_prompt,
     refuse,
 )
@@ -159,19 +157,15 @@ def test_what_works_is_not_refused() -> None:
     check_params(SamplingParams(**WORKING).snapshot())
     check_call(lora_request=None, priority=3, reasoning_ended=False)
     check_prompt({"prompt": "a", "multi_modal_data": None, "mm_processor_kwargs": {}})
-    check_part("text")
 
 
-def test_call_arguments_prompt_keys_and_parts_are_refused() -> None:
+def test_call_arguments_and_prompt_keys_are_refused() -> None:
     for row in CALL_ARGUMENTS:
         with pytest.raises(NotInThisVersion, match=row.name):
             check_call(**{row.name: "something"})
     for row in PROMPT_KEYS:
         with pytest.raises(NotInThisVersion, match=row.name):
             check_prompt({"prompt": "a", row.name: "something"})
-    for row in CONTENT_PARTS:
-        with pytest.raises(NotInThisVersion, match=row.name):
-            check_part(row.name)
 
 
 @pytest.mark.parametrize("row", ALL, ids=lambda row: f"{row.what}-{row.name}")
@@ -188,8 +182,8 @@ def test_every_row_is_one_sentence_of_its_own(row: Absent) -> None:
 @pytest.mark.parametrize(
     "name",
     ["enable_lora", "embed", "classify", "score", "reward", "encode",
-     "update_weights", "beam_search", "tool_server", "image_url", "input_audio",
-     "video_url", "serve", "speculative_config", "tensor_parallel_size"],
+     "update_weights", "beam_search", "tool_server", 
+     "serve", "speculative_config", "tensor_parallel_size"],
 )  # fmt: skip
 def test_refuse_knows_what_the_references_name(name: str) -> None:
     with pytest.raises(NotInThisVersion, match=name):
