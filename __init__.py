@@ -12,6 +12,7 @@ from decodekit.core import vllm_names
 if TYPE_CHECKING:
     from decodekit.core.async_llm import AsyncLLM, AsyncLLMEngine
     from decodekit.core.batch import RowView
+    from decodekit.core.choosing import ChoiceOutput
     from decodekit.core.config import AsyncEngineArgs, EngineArgs
     from decodekit.core.engine import LLMEngine
     from decodekit.core.hookspecs import hookimpl
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     )
     from decodekit.core.params import SamplingParams
     from decodekit.core.pooling_params import PoolingParams
+    from decodekit.core.request_schema import request_schema
     from decodekit.core.stage import Caps, Form, Kind, Order, Stage, StageParams
+    from decodekit.core.transformers_processor import GrammarProcessor
 
     __version__: str
     __version_tuple__: tuple[int | str, ...]
@@ -43,6 +46,7 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "Caps",
+    "ChoiceOutput",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -50,6 +54,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "Form",
+    "GrammarProcessor",
     "Kind",
     "LLM",
     "LLMEngine",
@@ -70,6 +75,7 @@ __all__ = [
     "__version__",
     "__version_tuple__",
     "hookimpl",
+    "request_schema",
 ]
 
 # Name -> module of `core`.
@@ -78,6 +84,7 @@ _HOMES = {
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
     "Caps": "stage",
+    "ChoiceOutput": "choosing",
     "ClassificationOutput": "outputs",
     "ClassificationRequestOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -85,6 +92,7 @@ _HOMES = {
     "EmbeddingRequestOutput": "outputs",
     "EngineArgs": "config",
     "Form": "stage",
+    "GrammarProcessor": "transformers_processor",
     "Kind": "stage",
     "LLM": "llm",
     "LLMEngine": "engine",
@@ -103,6 +111,7 @@ _HOMES = {
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
     "hookimpl": "hookspecs",
+    "request_schema": "request_schema",
 }
 
 

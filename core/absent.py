@@ -156,7 +156,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("limit_mm_per_prompt", None, {}, instead=_TEXT_ONLY),
     _arg("mm_processor_cache_gb", 4, 4.0, instead=_TEXT_ONLY),
     _arg("pooler_config", None, instead=_POOLING),
-    _arg("structured_outputs_config", None, {}, instead="validate the text after it is generated"),
     _arg("attention_config", None, instead="offer an attention backend as a plugin"),
     _arg("compilation_config", None, instead="use fusion=False to run every stage by itself"),
     _arg("kv_cache_dtype", "auto", instead="the cache has the model's dtype"),
@@ -176,11 +175,7 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
 )
 
 REQUEST_FIELDS: tuple[Absent, ...] = (
-    _field("use_beam_search", False, instead="sample n outputs and keep the best"),
-    _field("structured_outputs", None, instead="validate the text, or pass a MASK stage in chain"),
-    _field("trace", "off", instead="read RequestOutput.plan for what ran"),
     _field("stops", None, (), [], instead="use stop or stop_token_ids"),
-    _field("driver", None, instead="use n"),
 )
 
 CALL_ARGUMENTS: tuple[Absent, ...] = tuple(
@@ -196,7 +191,6 @@ CALL_ARGUMENTS: tuple[Absent, ...] = tuple(
 )
 
 METHODS: tuple[Absent, ...] = (
-    *_rows(METHOD, "sample n outputs and keep the best", "beam_search"),
     *_rows(METHOD, _POOLING, "encode", "embed", "classify", "reward", "score"),
     *_rows(METHOD, _ONE_DEVICE, "get_world_size"),
     *_rows(
@@ -232,7 +226,7 @@ PROMPT_KEYS: tuple[Absent, ...] = _rows(
     "data_format",
 )
 COMMANDS: tuple[Absent, ...] = (
-    *_rows(COMMAND, "use the Python API, or `decodekit generate` for files", "serve", "run-batch"),
+    *_rows(COMMAND, "use `decodekit generate` for files", "run-batch"),
     *_rows(COMMAND, "run benchmarks/cpu_vs_transformers.py", "bench"),
     *_rows(COMMAND, "use `decodekit generate`", "complete"),
     *_rows(COMMAND, "use `decodekit doctor`", "collect-env"),
@@ -240,20 +234,15 @@ COMMANDS: tuple[Absent, ...] = (
 )
 FLAGS: tuple[Absent, ...] = _rows(
     FLAG,
-    "this version has no server: run tools in your own loop around `LLM.chat`",
+    "the server shows tools to the chat template and parses no calls",
     "tool_server",
     "enable_auto_tool_choice",
     "tool_call_parser",
     "tool_parser_plugin",
     "exclude_tools_when_tool_choice_none",
 ) + _rows(
-    FLAG,
-    "this version has no server",
-    "lora_modules",
-    "reasoning_parser_plugin",
-    "default_chat_template_kwargs",
-    "tokens_only",
-)
+    FLAG, "split the text at the closing marker yourself", "reasoning_parser_plugin"
+) + _rows(FLAG, _ADAPTERS, "lora_modules")
 
 ALL: tuple[Absent, ...] = (
     *ENGINE_ARGUMENTS,

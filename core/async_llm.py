@@ -42,6 +42,40 @@ class _Stream:
             log.debug("an output came after its event loop was closed")
 
 
+class RequestStream:
+    """The outputs of one request that the engine has taken, as an async iterator.
+
+    The last one has `finished`. Closing it earlier aborts the request.
+    """
+
+    def __init__(
+        self, engine: AsyncLLM, request_id: str, stream: _Stream, kind: RequestOutputKind
+    ) -> None:
+        self.request_id = request_id
+        self._engine = engine
+        self._stream = stream
+        self._kind = kind
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        output = await self._engine._next(self._stream, self._kind)
+        self._is_over = output.finished
+        return output
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has finished; a second call does nothing."""
+        if self._is_over:
+            return
+        self._is_over = True
+        with suppress(EngineDeadError):  # a stopped engine has nothing to abort
+            self._engine._send(lambda: self._engine._drop(self.request_id, self._stream))
+
+
 @absent.refuses_methods
 class AsyncLLM:
     """A model served to many coroutines.
@@ -88,6 +122,38 @@ class AsyncLLM:
 
         Raises ValidationError at the first item for a bad request.
         """
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            prompt_text=prompt_text,
+        )
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def add_request(
+        self,
+        request_id: str | None,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_text: str | None = None,
+    ) -> RequestStream:
+        """Check and queue one request; return its outputs to come, which `aclose` ends early.
+
+        Raises ValidationError for a bad request, before anything runs.
+        """
         if sampling_params is None:
             sampling_params = self.engine.get_default_sampling_params()
         params = as_params(sampling_params).clone()
@@ -95,33 +161,25 @@ class AsyncLLM:
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 
         def add() -> None:
-            try:
-                self.engine.add_request(
-                    name,
-                    prompt,
-                    params,
-                    lora_request=lora_request,
-                    tokenization_kwargs=tokenization_kwargs,
-                    trace_headers=trace_headers,
-                    priority=priority,
-                    prompt_text=prompt_text,
-                )
-            except Exception as error:
-                stream.put(error)
-            else:
-                self._streams[name] = stream
+            self.engine.add_request(
+                name,
+                prompt,
+                params,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                prompt_text=prompt_text,
+            )
+            self._streams[name] = stream
 
-        self._send(add)
-        finished = False
+        outputs = RequestStream(self, name, stream, params.output_kind)
         try:
-            while not finished:
-                output = await self._next(stream, params.output_kind)
-                finished = output.finished
-                yield output
-        finally:
-            if not finished:
-                with suppress(EngineDeadError):  # a stopped engine has nothing to abort
-                    self._send(lambda: self._drop(name, stream))
+            await self._ask(add)
+        except asyncio.CancelledError:  # it may be in the engine by now
+            await outputs.aclose()
+            raise
+        return outputs
 
     async def chat(
         self,
@@ -243,6 +301,8 @@ class AsyncLLM:
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # the caller left before its turn
             try:
                 done.set_result(job())
             except Exception as error:
@@ -260,7 +320,7 @@ class AsyncLLM:
     def _serve(self) -> None:
         while True:
             with self._wake:
-                while not (self._stopping or self._inbox or self.engine.has_unfinished_requests()):
+                while not (self._stopping or self._inbox or self.engine.can_step):
                     self._wake.wait()
                 if self._stopping:
                     break

@@ -5,7 +5,7 @@ Nothing here knows a particular stage or the scheduler; rows are made by `chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -309,12 +309,33 @@ class PickView:
         return self._dense
 
 
+class Scored(NamedTuple):
+    """What the chain made of one row whose token a driver chooses."""
+
+    logits: Tensor  # float32 [1, vocab], as the picker would have seen it
+    raw: Tensor  # float32 [1, known ids] before every stage
+    taps: Mapping[Any, TapView]  # of this row
+
+
 class TapView:
     """The logits at one tap, float32 [rows, vocab]; what observers measure on."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, elapsed: Callable[[], float] | None = None) -> None:
         self.logits = logits
         self._logprobs: Tensor | None = None
+        self._elapsed = elapsed
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the stage before an `After` took on all its rows; None at other taps.
+
+        Waits for the device.
+        """
+        return None if self._elapsed is None else self._elapsed()
+
+    def row(self, index: int) -> TapView:
+        """Return the view of one row."""
+        return TapView(self.logits[index : index + 1], self._elapsed)
 
     @property
     def logprobs(self) -> Tensor:

@@ -10,11 +10,16 @@ from pydantic import ValidationError as PydanticError
 
 from .draft import Draft
 from .errors import ChainError, DecodekitError, ValidationError, did_you_mean
+from .plan_report import DroppedStep
 from .plan_text import describe, shown_values
-from .stage import BindContext, Checker, Observer, StageParams, Stop
+from .request_params import FrozenDict
+from .stage import After, BindContext, Checker, Observer, Point, StageParams, Stop, Tap
 
 if TYPE_CHECKING:
     from .params import RequestParams
+
+
+Points = Mapping[Point, str]  # each with the observer that reads it; hashable
 
 
 class BoundStop(NamedTuple):
@@ -58,6 +63,55 @@ def bind_observers(
         if order is not None:
             orders.append((observer, order))
     return tuple(orders)
+
+
+def watched_points(observers: Iterable[tuple[Observer, Hashable]]) -> Points:
+    """Return the points that change what a chain may leave out: after a stage, and at the end.
+
+    Each `After` comes with the observer that reads it.
+    """
+    points: dict[Point, str] = {}
+    for observer, order in observers:
+        for point in observer.taps(order):
+            if point is Tap.FINAL or isinstance(point, After):
+                points.setdefault(point, observer.name)
+            elif not isinstance(point, Tap):
+                raise ValidationError(
+                    f"observer {observer.name!r} must tap at a Tap or After(instance), "
+                    f"got {point!r}",
+                    parameter="observers",
+                    value=point,
+                )
+    return FrozenDict(points)
+
+
+def refuse_unknown_points(
+    points: Points, instances: Sequence[str], dropped: Iterable[DroppedStep]
+) -> None:
+    """Raise ValidationError for an observer that looks after a stage that does not run.
+
+    `instances` are those of the chain in order, the picker's last.
+    """
+    *body, picker = instances
+    for point, observer in points.items():
+        if not isinstance(point, After) or point.instance in body:
+            continue
+        name = point.instance
+        reasons = [step.reason for step in dropped if step.stage == name]
+        if name == picker:
+            reason = "is the picker, which leaves no logits; use Tap.FINAL for what it chose from"
+        elif reasons:
+            reason = f"does not run: {reasons[0]}"
+        else:
+            reason = (
+                f"is no stage of this request (they are: {', '.join(body) or 'none'})"
+                f"{did_you_mean(name, body)}"
+            )
+        raise ValidationError(
+            f"observer {observer!r} taps after {name!r}, which {reason}",
+            parameter="observers",
+            value=name,
+        )
 
 
 def _wishes(entries: Sequence[Any], installed: Mapping[str, Observer]) -> dict[str, StageParams]:

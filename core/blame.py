@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .batch import PickView, TapView
 from .errors import StageError
-from .stage import Tap, Verdict
+from .stage import Point, Verdict
 
 
 def stage_error(error: Exception, stage: str, instance: str, position: int) -> StageError:
@@ -91,7 +91,7 @@ def checked_choice(tokens: object, view: PickView, fit: Tensor) -> Tensor:
 
 
 def measured(
-    observer: Any, order: Any, taps: Mapping[Tap, TapView], tokens: Tensor
+    observer: Any, order: Any, taps: Mapping[Point, TapView], tokens: Tensor
 ) -> list[Mapping[str, Any] | Exception]:
     """Return what an observer measured on each row, or what it raised for that row alone."""
     try:
@@ -103,7 +103,7 @@ def measured(
             return [error]
     parts: list[Mapping[str, Any] | Exception] = []
     for row in range(len(tokens)):
-        own = {tap: TapView(view.logits[row : row + 1]) for tap, view in taps.items()}
+        own = {tap: view.row(row) for tap, view in taps.items()}
         parts += measured(observer, order, own, tokens[row : row + 1])
     return parts
 

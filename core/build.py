@@ -17,6 +17,7 @@ from .kv_cache import BlockPool
 from .models.config import LoadedModel, ModelSpec
 from .models.loader import load_model
 from .plan import Planner
+from .presets import Preset, Presets
 from .reasoning import ReasoningMarkers, markers_of
 from .registry import Registry
 from .runner import Runner
@@ -48,10 +49,13 @@ class Parts:
     eos_ids: tuple[int, ...]  # the tokenizer's own first
     tokenizer_size: int  # ids that may be generated: the tokenizer's, or all without one
     processors: Processors  # those of vLLM's interface
+    presets: Presets  # by name, for requests that name one
+    preset: Preset | None  # the engine's own
 
 
 def build(config: EngineConfig) -> Parts:
     """Load the model and set everything up; raises before any request can be lost."""
+    presets = Presets.load(config.preset_file)
     registry = Registry.load(
         plugins=config.plugins or (), autoload=config.plugin_autoload, strict=config.strict_plugins
     )
@@ -94,6 +98,8 @@ def build(config: EngineConfig) -> Parts:
         device=spec.device,
         logprobs_mode=config.logprobs_mode,
         reasoning=_reasoning(config, tokenizer),
+        structured_outputs_config=config.structured_outputs_config,
+        plan_review=config.plan_review,
     )
     processors = attach_processors(
         config,
@@ -118,6 +124,8 @@ def build(config: EngineConfig) -> Parts:
         eos_ids=eos_ids,
         tokenizer_size=size,
         processors=processors,
+        presets=presets,
+        preset=None if config.preset is None else presets.find(config.preset),
     )
 
 

@@ -20,13 +20,15 @@ from torch import Tensor
 from ..kernels.reference.log_total import log_total
 from ..kernels.reference.mass import row_total
 from ..kernels.reference.ranked import rank_top
-from .batch import PickView, Ranking, Rows, RowView, TapView
+from .batch import PickView, Ranking, Rows, RowView, Scored, TapView
 from .blame import both, checked_choice, measured, refuse_resurrection, stage_error
 from .errors import StageError
+from .fused import FusedChains, Group
 from .program import Element, Program, Segment, compile_program
 from .rescue import rescue
 from .slots import SlotTable
-from .stage import CutStage, JointStage, Kind, Picker, Tap
+from .stage import CutStage, JointStage, Kind, Picker, Point, Tap
+from .stopwatch import stopwatch
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -46,6 +48,7 @@ class StepResult:
     measured: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)  # raw log-probabilities of the tokens
     notes: dict[int, dict[str, str]] = field(default_factory=dict)  # stage instance -> sentence
+    scored: dict[int, Scored] = field(default_factory=dict)  # rows whose token a driver chooses
 
 
 class _ElementError(Exception):
@@ -139,6 +142,9 @@ class ChainRunner:
         self.tokenizer_size = tokenizer_size
         self.fusion = fusion
         self.debug = debug
+        self.fused: FusedChains | None = None  # where kernels run whole chains
+        if fusion and not debug and FusedChains.possible(device):
+            self.fused = FusedChains(self.table, vocab_size, tokenizer_size)
         self.dense_rows = 0  # rows whose short list could not prove itself
         self._programs: dict[Any, Program] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
@@ -227,6 +233,47 @@ class ChainRunner:
             )
         return self._last
 
+    def accept_lanes(
+        self, lanes: Sequence[TokenSequence], tokens: Sequence[int]
+    ) -> dict[int, StageError]:
+        """`accept` for the lanes of a driver, of which some may have no slot yet."""
+        errors: dict[int, StageError] = {}
+        for place, (lane, token) in enumerate(zip(lanes, tokens, strict=True)):
+            program = self._programs[lane.plan.key]
+            for index in program.stateful:
+                entry = lane.plan.entries[index]
+                try:
+                    entry.stage.prototype().accept(lane.states[index], (token,))
+                except Exception as error:
+                    position = len(lane.output_ids)
+                    errors[place] = stage_error(error, entry.stage.name, entry.instance, position)
+            if program.needs_seen and lane.slot >= 0:
+                device = self.table.device
+                slots = torch.tensor([lane.slot], device=device)
+                self.table.seen.accept(slots, [lane.slot], torch.tensor([token], device=device))
+        return errors
+
+    def fork(self, parent: TokenSequence) -> list[Any]:
+        """Return independent copies of a sequence's states; StageError for what a stage raises."""
+        states: list[Any] = []
+        for entry, state in zip(parent.plan.entries, parent.states, strict=True):
+            try:
+                copied = None if state is None else entry.stage.prototype().fork(state)
+            except Exception as error:
+                position = len(parent.output_ids)
+                raise stage_error(error, entry.stage.name, entry.instance, position) from error
+            states.append(copied)
+        return states
+
+    def fork_history(self, parent: TokenSequence, child: TokenSequence) -> None:
+        """Give the slot of `child` the token history of `parent`."""
+        if not self.program(parent.plan).needs_seen:
+            return
+        if parent.slot >= 0:
+            self.table.seen.copy(parent.slot, child.slot)
+        else:
+            self.table.seen.open(child.slot, parent.prompt_ids, parent.output_ids)
+
     def rest(self) -> None:
         """Let go of the sequences of the last step, as none of them goes on."""
         self._groups.clear()
@@ -247,16 +294,56 @@ class ChainRunner:
             self._begin_joint(sequences)
         live: dict[tuple[int, ...], _Group] = {}
         tasks: list[_Task] = []
+        launched: list[_Launched] = []
         for program, members in layout.parts:
             whole = len(members) == len(sequences)
             own = sequences if whole else [sequences[row] for row in members]
             group = self._group(program, own, live)
+            kernels = self.fused.chain_of(program, logits) if self.fused is not None else None
+            if self.fused is not None and kernels is not None:
+                handed = Group(program, group.rows, group.views)
+                started = self.fused.launch(kernels, handed, logits, members)
+                launched.append(_Launched(group, members, started))
+                continue
             part = logits if whole else logits[members]
             tasks.append(self._run_group(group, part, members, result))
+        scores: dict[int, float] = {}
+        for each in launched:
+            tasks += self._finish(each, logits, result, scores)
         _drive(tasks)
         self._groups = live
-        result.scores = self._scores(logits, result.tokens)
+        if scores:
+            rest = [row for row in range(len(sequences)) if row not in scores]
+            if rest:
+                tokens = [result.tokens[row] for row in rest]
+                scores.update(zip(rest, self._scores(logits[rest], tokens), strict=True))
+            result.scores = [scores[row] for row in range(len(sequences))]
+        else:
+            result.scores = self._scores(logits, result.tokens)
         return result
+
+    def _finish(
+        self, each: _Launched, logits: Tensor, result: StepResult, scores: dict[int, float]
+    ) -> list[_Task]:
+        """Take over what the kernels chose; return the work on rows that they could not do."""
+        assert self.fused is not None
+        outcome = self.fused.read(each.started)
+        members = each.members
+        done = [local for local, token in enumerate(outcome.tokens) if token >= 0]
+        for local in done:
+            result.tokens[members[local]] = outcome.tokens[local]
+            scores[members[local]] = outcome.scores[local]
+        if each.group.program.observers and done:
+            group = each.group.select(done)
+            rows = [members[local] for local in done]
+            taps: dict[Point, TapView] = {Tap.RAW: TapView(logits[rows].float())}
+            tokens = torch.tensor([result.tokens[row] for row in rows], device=logits.device)
+            self._measure(group, taps, tokens, rows, result)
+        left = [local for local, token in enumerate(outcome.tokens) if token < 0]
+        if not left:
+            return []
+        rows = [members[local] for local in left]
+        return [self._run_group(each.group.select(left), logits[rows], rows, result)]
 
     def _begin_joint(self, sequences: Sequence[TokenSequence]) -> None:
         """Tell each joint stage which sequences its rows belong to, in row order."""
@@ -301,9 +388,26 @@ class ChainRunner:
                 tokens[local] = outcome
             if notes:
                 result.notes[members[local]] = notes
+        if group.program.chooses:
+            self._score_rows(logits, taps, members, result)
+            return
         for local, row in enumerate(members):
             result.tokens[row] = chosen[local]
         self._measure(group, taps, tokens, members, result)
+
+    def _score_rows(
+        self,
+        logits: Tensor,
+        taps: Mapping[Point, TapView],
+        members: Sequence[int],
+        result: StepResult,
+    ) -> None:
+        """Keep the distributions of rows whose token a driver chooses."""
+        for local, row in enumerate(members):
+            if row not in result.errors:
+                own = {point: view.row(local) for point, view in taps.items()}
+                raw = logits[local : local + 1, : self.tokenizer_size].float()
+                result.scored[row] = Scored(own[Tap.FINAL].logits, raw, own)
 
     def _scores(self, logits: Tensor, tokens: Sequence[int]) -> list[float]:
         """Return the log-probability of each row's token before every stage, NaN without one."""
@@ -316,7 +420,7 @@ class ChainRunner:
     def _measure(
         self,
         group: _Group,
-        taps: Mapping[Tap, TapView],
+        taps: Mapping[Point, TapView],
         tokens: Tensor,
         members: Sequence[int],
         result: StepResult,
@@ -352,13 +456,15 @@ class ChainRunner:
 
     def _execute(
         self, group: _Group, logits: Tensor
-    ) -> Generator[_Meeting, None, tuple[Tensor, Tensor, dict[Tap, TapView]]]:
+    ) -> Generator[_Meeting, None, tuple[Tensor, Tensor, dict[Point, TapView]]]:
         """Run a group's chain up to the tokens; pause where a joint stage waits for other rows."""
         program = group.program
         raw = logits.float()
+        if program.on_logprobs:
+            raw = torch.log_softmax(raw, 1)
         keep_raw = Tap.RAW in program.taps or raw is logits
         work = raw.clone() if program.mutates and keep_raw else raw
-        taps = {Tap.RAW: TapView(raw)} if Tap.RAW in program.taps else {}
+        taps: dict[Point, TapView] = {Tap.RAW: TapView(raw)} if Tap.RAW in program.taps else {}
         sound = torch.isfinite(raw.amax(1)) if program.hides else None  # [rows], None: all are
         view: PickView | None = None
         dense_tokens: tuple[Tensor, Tensor] | None = None
@@ -370,6 +476,9 @@ class ChainRunner:
                 first = segment.elements[0]
                 if isinstance(first.stage, JointStage):
                     yield _Meeting(first.stage, group.views[first.index], work)
+            if segment.tap is not None:
+                found = self._run_watched(segment, work, group, taps)
+            elif not segment.ranked:
                 found = self._run_dense(segment.elements, work, group)
             elif last and Tap.FINAL not in program.taps:
                 view, dense_tokens, found = self._run_ranked(segment, work, group)
@@ -448,6 +557,20 @@ class ChainRunner:
         sound: Tensor | None = None
         for element in elements:
             sound = both(sound, self._transform(element, work, group))
+        return sound
+
+    def _run_watched(
+        self, segment: Segment, work: Tensor, group: _Group, taps: dict[Point, TapView]
+    ) -> Tensor | None:
+        """Run a segment whose last stage an observer looks at; keep its rows and its time."""
+        assert segment.tap is not None
+        stop = stopwatch(work.device)
+        if segment.ranked:
+            sound = self._write_ranked(segment, work, group)
+        else:
+            sound = self._run_dense(segment.elements, work, group)
+        seconds = stop()
+        taps[segment.tap] = TapView(work.clone(), seconds)
         return sound
 
     def _write_ranked(self, segment: Segment, work: Tensor, group: _Group) -> Tensor | None:
@@ -531,7 +654,7 @@ class ChainRunner:
         group: _Group,
         logits: Tensor,
         local: int,
-        taps: Mapping[Tap, TapView],
+        taps: Mapping[Point, TapView],
     ) -> tuple[StageError | int, dict[str, str]]:
         """Find out what broke a row and choose its token all the same, if its request wants that.
 
@@ -558,6 +681,14 @@ class ChainRunner:
             if tap in taps and bool(torch.isneginf(taps[tap].logits[local]).all()):
                 taps[tap].logits[local] = outcome.row[0]
         return token, outcome.notes
+
+
+class _Launched(NamedTuple):
+    """A group that the kernels work on."""
+
+    group: _Group
+    members: Sequence[int]
+    started: Any
 
 
 # --- groups that meet ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import warnings
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from . import absent
 from .discovery import PACKAGE
@@ -179,8 +179,11 @@ def _load(ctx: Any, which: str, **selection: Any) -> tuple[CommandSpec, ...]:
 def _command(spec: CommandSpec) -> Any:
     """Turn a CommandSpec into a command of the parser; None, with a warning, if it cannot be."""
     try:
-        if isinstance(spec.app, typer.Typer):
-            command: Any = typer.main.get_group(spec.app)
+        command: Any
+        if isinstance(spec.app, TyperCommand):
+            command = spec.app
+        elif isinstance(spec.app, typer.Typer):
+            command = typer.main.get_group(spec.app)
             command.help = spec.help or command.help
         else:
             single = typer.Typer(add_completion=False, rich_markup_mode="rich")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from .blame import blaming
+from .bundle import RunRecord
 from .errors import StageError
 from .outputs import GROWING, CompletionOutput, PlanReport, RequestOutput, RequestStateStats
 from .params import RequestOutputKind
 from .request import Request, Sequence
-from .stage import Ending
+from .stage import Ending, Written
 
 
 def note_token(metrics: RequestStateStats, now: float) -> None:
@@ -42,8 +44,11 @@ def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
     if kind is RequestOutputKind.FINAL_ONLY:
         if not request.is_finished or request.is_reported:
             return None
-        done = [_completion(child, 0) for child in request.sequences]
-        if request.params.best_of > request.params.n:
+        if request.drive is not None:
+            done = _driven(request)
+        else:
+            done = [_completion(child, 0) for child in request.sequences]
+        if request.drive is None and request.params.best_of > request.params.n:
             done = _best(request.sequences, done, request.params.n)
         request.is_reported = True
         return _request_output(request, done, finished=True)
@@ -64,6 +69,19 @@ def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
     return _request_output(request, [completion], finished=finished)
 
 
+def _driven(request: Request) -> list[CompletionOutput]:
+    """Return the outputs of a request with a driver, in the order that it gives them."""
+    try:
+        sequences, fields = request.drive.outputs(request)
+    except StageError as error:
+        sequences, fields = (request.drive.done + request.sequences)[:1], [{}]
+        sequences[0].finish_reason, sequences[0].error = "error", str(error)
+    return [
+        replace(_completion(sequence, 0), index=place, **extra)
+        for place, (sequence, extra) in enumerate(zip(sequences, fields, strict=True))
+    ]
+
+
 def _completion(sequence: Sequence, start: int) -> CompletionOutput:
     """Return a completion from output position `start` on."""
     observed = _observed(sequence)
@@ -82,8 +100,26 @@ def _completion(sequence: Sequence, start: int) -> CompletionOutput:
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,
-        **observed,
+        **{**observed, **_told(sequence)},
     )
+
+
+def _told(sequence: Sequence) -> dict[str, Any]:
+    """Ask the stages of a sequence that tell of it for their fields; a failure is told instead."""
+    fields: dict[str, Any] = {}
+    if not sequence.plan.tellers or not sequence.states:
+        return fields
+    written = Written(
+        sequence.text.text, sequence.output_ids, sequence.finish_reason, sequence.stop_reason
+    )
+    for place in sequence.plan.tellers:
+        entry = sequence.plan.entries[place]
+        try:
+            with blaming(entry.stage.name, entry.instance, len(sequence.output_ids)):
+                fields.update(entry.stage.result(entry.params, sequence.states[place], written))
+        except StageError as error:
+            sequence.request.notes[entry.instance] = str(error)
+    return fields
 
 
 def _best(
@@ -106,6 +142,15 @@ def _best(
     return [replace(done[place], index=rank) for rank, place in enumerate(ranked[:n])]
 
 
+def note_failure(sequence: Sequence, measured: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+    """Tell the observers of a sequence what they measured in the step in which it failed."""
+    for place, values in measured:
+        try:
+            sequence.plan.observers[place][0].failed(sequence.records[place], values)
+        except Exception:  # the sequence ends with the error that it has
+            sequence.records[place] = _LOST
+
+
 def end_records(sequence: Sequence) -> None:
     """Tell the observers of a sequence that it has ended; StageError for what one raises."""
     for place, (observer, _) in enumerate(sequence.plan.observers):
@@ -118,6 +163,7 @@ def end_records(sequence: Sequence) -> None:
             reason=sequence.finish_reason or "",
             num_tokens=len(sequence.output_ids),
             mean_logprob=sequence.mean_logprob,
+            error=sequence.error,
         )
         try:
             with blaming(observer.name, "observer", len(sequence.output_ids)):
@@ -162,7 +208,7 @@ def _request_output(
             prompt_logprobs = collector.values
         if request.output_kind is RequestOutputKind.DELTA:
             request.is_reported = True
-    return RequestOutput(
+    output = RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
         prompt_token_ids=None if request.prompt_embeds is not None else list(request.prompt_ids),
@@ -173,6 +219,15 @@ def _request_output(
         num_cached_tokens=request.num_cached_tokens,
         plan=_report(request),
     )
+    has_embeds = request.prompt_embeds is not None
+    record = RunRecord(request.params, request.key, request.facts, has_embeds)
+    if request.output_kind is RequestOutputKind.DELTA:
+        told = {part.index for part in completions}
+        for sequence in request.sequences:
+            if sequence.branch in told:
+                record.lengths[sequence.branch] = len(sequence.output_ids)
+    output._run = record
+    return output
 
 
 def _report(request: Request) -> PlanReport:

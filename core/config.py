@@ -74,6 +74,7 @@ class EngineConfig:
     generation_config: str
     override_generation_config: Mapping[str, Any]
     reasoning_config: ReasoningConfig | None
+    structured_outputs_config: StructuredOutputsConfig
     disable_log_stats: bool
     plugins: tuple[Any, ...] | None
     plugin_autoload: bool
@@ -81,6 +82,9 @@ class EngineConfig:
     vllm_entry_points: bool
     strict_plugins: bool
     profile: str
+    preset: str | None  # of requests that name none; its pinned fields hold for all
+    preset_file: str | None
+    plan_review: bool
     fusion: bool
     debug: bool
 
@@ -176,6 +180,9 @@ class EngineArgs(KnownKeywords):
     vllm_entry_points: bool = False  # ours: load the entry points "vllm.logits_processors"
     strict_plugins: bool = False
     profile: str = "default"
+    preset: str | None = None
+    preset_file: str | None = None
+    plan_review: bool = True
     fusion: bool = True
     batch_invariant: bool = False
     debug: bool = False
@@ -225,6 +232,7 @@ class EngineArgs(KnownKeywords):
             enable_prefix_caching=self.enable_prefix_caching is not False,
             served_model_name=(names,) if isinstance(names, str) else tuple(names or ()),
             override_generation_config=FrozenDict(self.override_generation_config),
+            structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
             logits_processors=tuple(self.logits_processors or ()),
             plugins=None if self.plugins is None else tuple(self.plugins),
         )

@@ -25,6 +25,7 @@ from .param_rules import (
 from .params import SamplingParams
 from .reasoning import reasoning_config
 from .sampling_rules import LOGPROBS_MODES
+from .structured_params import structured_outputs_config
 
 DTYPES = {
     "auto": "auto",
@@ -218,6 +219,7 @@ _FLAGS = (
     "plugin_autoload",
     "vllm_entry_points",
     "strict_plugins",
+    "plan_review",
     "fusion",
     "batch_invariant",
     "debug",
@@ -233,7 +235,7 @@ _COUNTS_FROM_1 = (
     "stream_interval",
     "max_loras",
 )
-_OPTIONAL_TEXTS = ("quantization", "revision", "tokenizer_revision")
+_OPTIONAL_TEXTS = ("quantization", "revision", "tokenizer_revision", "preset")
 _TEXTS = ("tokenizer_mode", "generation_config", "profile", "kv_cache_dtype", "lora_dtype")
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -251,6 +253,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "tokenizer": _path("tokenizer"),
     "chat_template": _path("chat_template"),
     "generation_config": _path("generation_config"),
+    "preset_file": _path("preset_file"),
     "runner": one_of("runner", ("auto", "generate", "pooling", "draft")),
     "convert": one_of("convert", ("auto", "none", "embed", "classify")),
     "dtype": _dtype,
@@ -279,6 +282,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "logits_processors": _logits_processors,
     "reasoning_parser": text("reasoning_parser", empty=True),
     "reasoning_config": reasoning_config,
+    "structured_outputs_config": structured_outputs_config,
     "allowed_local_media_path": text("allowed_local_media_path", empty=True),
 }
 ENGINE_RULES |= {name: flag(name) for name in _FLAGS}

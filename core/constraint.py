@@ -8,7 +8,7 @@ bit `i % 32` of word `i // 32` is set where token `i` is legal.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -70,7 +70,8 @@ class Vocabulary:
     control_ids: frozenset[int]
     eos_ids: tuple[int, ...]
     tokenizer_size: int  # ids from here on are padding of the head
-    encode: Any = None  # text -> ids as the model's own tokenizer spells it, or None
+    encode: Any = None  # text -> ids as the model spells it going on with a text, or None
+    control_texts: Mapping[str, int] = field(default_factory=dict)  # "<|im_end|>" -> its id
 
     @property
     def size(self) -> int:
@@ -91,6 +92,7 @@ class Fill(NamedTuple):
 
     state: FillState
     only: int | None = None
+    ended: bool = False  # the text is whole and nothing but a stop id may follow; DEAD without any
 
 
 class Matcher(Protocol):
@@ -124,6 +126,11 @@ class Matcher(Protocol):
     @property
     def is_terminated(self) -> bool:
         """Whether a stop id was consumed."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the backend gave this sequence up, as when a limit of its own was hit; else None."""
         ...
 
     def forced(self) -> Sequence[int]:

@@ -375,6 +375,10 @@ class TokenTexts:
         """Return the text of each of `ids` as the next token after `context_ids`."""
         return decoded_tokens(self._tokenizer, ids, context_ids)
 
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of `text`, with no special token added."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
 
 def decoded_tokens(
     tokenizer: Tokenizer, ids: Sequence[int], context_ids: Sequence[int]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,12 +171,17 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin file {str(path)!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    former = sys.modules.get(name)
     sys.modules[name] = module  # pydantic looks annotations up there
     try:
-        spec.loader.exec_module(module)
+        # Not through a cached .pyc: that of a file changed within the same second would be stale.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
+        if former is not None:
+            sys.modules[name] = former
         raise
+    linecache.checkcache(str(path))
     return module
 
 

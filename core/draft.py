@@ -99,6 +99,10 @@ def draft_chain(
         drafts = _expand(fields, layers, registry, order, profile)
     else:
         written = [_listed(item, registry) for item in params.chain]
+        layer = provenance.get(CHAIN, "request")
+        if layer != "request":  # a preset wrote it
+            for draft in written:
+                draft.sources = dict.fromkeys(draft.sources, layer)
         drafts = _complete(written, fields, layers, registry, order, notes)
     for draft in drafts:
         for own, value in profile.settings.get(draft.stage.name, {}).items():
@@ -254,6 +258,10 @@ def _end_in_picker(
 ) -> None:
     """Add the profile's picker where the chain has none."""
     pickers = [draft for draft in drafts if draft.stage.kind is Kind.PICK]
+    if params.picker is not None:
+        drafts.append(_named_picker(params.picker, pickers, registry))
+        drafts[-1].sources = dict.fromkeys(drafts[-1].sources, "request")
+        pickers = drafts[-1:]
     if not pickers:
         drafts.append(Draft(registry.stage(profile.greedy if params.greedy else profile.picker)))
     elif params.greedy and pickers[0].stage.name != profile.greedy:
@@ -263,6 +271,29 @@ def _end_in_picker(
             parameter="temperature",
             value=0,
         )
+
+
+def _named_picker(item: object, listed: Sequence[Draft], registry: Registry) -> Draft:
+    """The picker that the field `picker` names; a chain with one of its own leaves no room."""
+    if isinstance(item, Mapping) and isinstance(item.get("picker"), str):
+        item = {"stage": item["picker"], **{k: v for k, v in item.items() if k != "picker"}}
+    draft = _listed(item, registry)
+    if draft.stage.kind is not Kind.PICK:
+        known = ", ".join(registry.pickers)
+        raise ChainError(
+            f"picker must name one of {known}, got the {draft.stage.kind.name} stage "
+            f"{draft.stage.name!r}",
+            parameter="picker",
+            value=draft.stage.name,
+        )
+    if listed:
+        raise ChainError(
+            f"picker={draft.stage.name!r} has no place, since the chain has the picker "
+            f"{listed[0].stage.name!r}",
+            parameter="picker",
+            value=draft.stage.name,
+        )
+    return draft
 
 
 def _name_instances(drafts: Sequence[Draft]) -> None:

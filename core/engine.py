@@ -11,14 +11,19 @@ from . import absent, collect
 from .blame import blaming, checked_verdict
 from .build import Parts, build, device_memory, generation_defaults
 from .chain import StepResult
+from .choice_shares import ChoiceShares
 from .config import EngineArgs, EngineConfig
+from .drive import Drives
 from .errors import EngineDeadError, StageError, ValidationError
 from .generation_config import announce, default_params
+from .holding import Holding
 from .intake import Intake
+from .lanes import Lanes
 from .metrics import Counter, Gauge, Metric
 from .outputs import PlanReport, RequestOutput
-from .params import SamplingParams
+from .params import RequestParams, SamplingParams
 from .power import Power
+from .presets import resolve
 from .profiling import Profiling
 from .request import Request, Status
 from .request import Sequence as TokenSequence
@@ -41,6 +46,17 @@ class LLMEngine:
         self.config = config
         self.parts: Parts = build(config)
         self.intake = Intake(self.parts)
+        self.holding = Holding(self.parts.scheduler)
+        self.choices = ChoiceShares(self)
+        self.drives = Drives(
+            Lanes(self.parts.scheduler, self.parts.chain, self.parts.runner),
+            accept=self.parts.chain.accept_lanes,
+            write=self._write,
+            end=self._end,
+            fail=self._break,
+            new=self.intake.lane,
+            queue=self.parts.scheduler.add,
+        )
         self.power = Power(self.parts)
         self.profiling = Profiling(config.profiler_config)
         self.requests: dict[str, Request] = {}
@@ -52,6 +68,7 @@ class LLMEngine:
         self._num_failed = 0
         self._dead: str | None = None
         self._warned: set[str] = set()
+        self._advised: set[str] = set()  # rules whose advice was logged
         announce(self.sampling_defaults)
 
     @classmethod
@@ -77,8 +94,13 @@ class LLMEngine:
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
+        *,
+        key: int | None = None,
     ) -> str:
-        """Check and queue one request; return its id. A bad one raises ValidationError."""
+        """Check and queue one request; return its id. A bad one raises ValidationError.
+
+        `key` in [0, 2**64) is that of its noise, as a bundle names it, in place of a seed.
+        """
         self.check_health()
         absent.check_call(lora_request=lora_request, trace_headers=trace_headers)
         if not isinstance(request_id, str):
@@ -87,7 +109,7 @@ class LLMEngine:
                 parameter="request_id",
                 value=request_id,
             )
-        if request_id in self.requests:
+        if request_id in self.requests or request_id in self.choices:
             raise ValidationError(
                 f"request_id {request_id!r} is already running; live requests need different ids",
                 parameter="request_id",
@@ -106,16 +128,19 @@ class LLMEngine:
             frozen,
             priority=priority,
             arrival_time=arrival_time,
-            provenance=self._provenance(params),
+            provenance=self._provenance(frozen),
+            key=key,
         )
+        self._note_advice(request)
+        self.choices.check(request)
         if prompt_text is not None:
             request.prompt = prompt_text
         if self.parts.processors.hosts:
             request.given = self.intake.own(params)
         self.requests[request_id] = request
         self._num_prompt_tokens += read.length
-        for sequence in request.sequences:
-            self.parts.scheduler.add(sequence)
+        self.holding.queue(request)
+        self.choices.begin(request)
         return request_id
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -126,7 +151,10 @@ class LLMEngine:
                 continue
             for sequence in request.sequences:
                 self._end(sequence, Verdict("abort"))
+            unheard = self.choices.drop(request_id)
             self._emit(request.sequences, self._ready)
+            if unheard:
+                self.abort_request(unheard)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Drop outputs of these requests that no step has returned yet."""
@@ -152,7 +180,11 @@ class LLMEngine:
         """Schedule, run, advance, collect; return what there is to say about requests."""
         self.check_health()
         outputs, self._ready = self._ready, []
-        if self.power.is_sleeping or not self.parts.scheduler.has_work:
+        if self.power.is_sleeping:
+            return outputs
+        if self.holding:
+            self._release(outputs)
+        if not self.parts.scheduler.has_work:
             return outputs
         try:
             self._emit(self._turn(), outputs)
@@ -160,6 +192,14 @@ class LLMEngine:
             self._recover(outputs)
             raise
         return outputs
+
+    def _release(self, outputs: list[RequestOutput]) -> None:
+        """Let those run that waited for their stages; end those whose preparation failed."""
+        may_wait = not self.parts.scheduler.has_work and not outputs
+        for request, error in self.holding.release(may_wait=may_wait):
+            for sequence in request.sequences:
+                self._break(sequence, error)
+            self._emit(request.sequences, outputs)
 
     def _turn(self) -> list[TokenSequence]:
         """Run one step up to the new tokens; return the sequences that changed."""
@@ -246,6 +286,7 @@ class LLMEngine:
         sampled, result = outcome.sampled, outcome.result
         for sequence, failure in outcome.broken:
             self._break(sequence, failure)
+        driven = self._collect(sampled, result)
         for sequence in sampled:
             is_parent = sequence.branch == 0 and len(sequence.request.sequences) > 1
             if is_parent and not sequence.is_finished:
@@ -253,7 +294,7 @@ class LLMEngine:
         good = [
             row
             for row, sequence in enumerate(sampled)
-            if row not in result.errors and not sequence.is_finished
+            if row not in result.errors and row not in driven and not sequence.is_finished
         ]
         late = self.parts.chain.accept(
             [sampled[row] for row in good], [result.tokens[row] for row in good]
@@ -262,19 +303,54 @@ class LLMEngine:
         now = time.monotonic()
         for row, sequence in enumerate(sampled):
             error = result.errors.get(row)
+            if row in driven:
+                continue
             if error is not None:
+                if not sequence.is_finished:
+                    collect.note_failure(sequence, result.measured.get(row, ()))
                 self._break(sequence, error)
             elif not sequence.is_finished:
                 self._take(sequence, result, row, now)
-        return sampled + [sequence for sequence, _ in outcome.broken if sequence not in sampled]
+        ended = self.drives.turn(driven.values())
+        taken = [sequence for row, sequence in enumerate(sampled) if row not in driven]
+        broken = [sequence for sequence, _ in outcome.broken if sequence not in taken]
+        return taken + broken + ended
+
+    def _collect(
+        self, sampled: Sequence[TokenSequence], result: StepResult
+    ) -> dict[int, Request]:
+        """Hand the rows whose tokens a driver chooses to it; return their requests by row."""
+        driven: dict[int, Request] = {}
+        for row, sequence in enumerate(sampled):
+            driver = sequence.plan.driver
+            if driver is None or not driver.kind.chooses:
+                continue
+            driven[row] = sequence.request
+            found = result.scored.get(row) or result.errors.get(row)
+            if not sequence.is_finished and found is not None:
+                self.drives.collect(sequence, found)
+            self._note(sequence, result.notes.get(row, {}))
+        return driven
 
     def _take(self, sequence: TokenSequence, result: StepResult, row: int, now: float) -> None:
+        """Write the token of a row down."""
+        measured = result.measured.get(row, ())
+        self._note(sequence, result.notes.get(row, {}))
+        self._write(sequence, result.tokens[row], measured, result.scores[row], now)
+
+    def _write(
+        self,
+        sequence: TokenSequence,
+        token: int,
+        measured: Sequence[tuple[int, Mapping[str, Any]]],
+        score: float,
+        now: float | None = None,
+    ) -> None:
         """Write a token down; what an observer, a stop or the text raises ends this sequence."""
         position = len(sequence.output_ids)
-        token = result.tokens[row]
         sequence.output_ids.append(token)
         try:
-            verdict = self._written(sequence, token, result.measured.get(row, ()))
+            verdict = self._written(sequence, token, measured)
         except BaseException as error:
             del sequence.output_ids[position:]
             self._break(sequence, error)
@@ -282,14 +358,16 @@ class LLMEngine:
                 raise
             return
         self._num_generated += 1
-        sequence.score += result.scores[row]
-        for stage, note in result.notes.get(row, {}).items():
-            sequence.request.notes.setdefault(stage, note)
+        sequence.score += score
         metrics = sequence.request.metrics
         if metrics is not None:
-            collect.note_token(metrics, now)
+            collect.note_token(metrics, time.monotonic() if now is None else now)
         if verdict is not None:
             self._end(sequence, verdict)
+
+    def _note(self, sequence: TokenSequence, notes: Mapping[str, str]) -> None:
+        for stage, note in notes.items():
+            sequence.request.notes.setdefault(stage, note)
 
     def _written(
         self,
@@ -310,10 +388,25 @@ class LLMEngine:
             if verdict is None and not (below and stop.respects_min_tokens):
                 with blaming(stop.name, "stop", position):
                     verdict = checked_verdict(stop.check(sequence))
-        ends = verdict is not None and verdict.reason == "stop"
+        if verdict is None or verdict.reason == "length":
+            verdict = self._ended_by_stage(sequence, position) or verdict
+        ends = (
+            verdict is not None
+            and verdict.reason == "stop"
+            and (verdict is not OVER or token in sequence.request.params.all_stop_token_ids)
+        )
         with blaming("detokenizer", "text", position):
             hit = sequence.text.push((token,), last_ends=ends)
         return verdict if hit is None else Verdict("stop", hit.stop)
+
+    def _ended_by_stage(self, sequence: TokenSequence, position: int) -> Verdict | None:
+        """Ask the stages that may end a sequence by themselves, as a grammar does."""
+        for place in sequence.plan.enders:
+            entry = sequence.plan.entries[place]
+            with blaming(entry.stage.name, entry.instance, position):
+                if entry.stage.ended(sequence.states[place]):
+                    return OVER
+        return None
 
     # --- endings ------------------------------------------------------------------------------
 
@@ -346,7 +439,9 @@ class LLMEngine:
         for sequence in touched:
             request = sequence.request
             output = self._output(sequence)
-            if output is not None:
+            if output is not None and self.choices:
+                outputs += self.choices.pass_on(output)
+            elif output is not None:
                 outputs.append(output)
             if request.is_finished and self.requests.get(request.request_id) is request:
                 del self.requests[request.request_id]
@@ -408,15 +503,16 @@ class LLMEngine:
         return self.parts.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return fresh parameters with the model's own sampling defaults."""
-        return default_params(self.sampling_defaults)
+        """Return fresh parameters: the model's own sampling defaults, then the engine's preset."""
+        params = default_params(self.sampling_defaults)
+        resolve(params, self.parts.presets, self.parts.preset)
+        return params
 
     def explain(self, params: SamplingParams | None = None) -> PlanReport:
         """Return the plan that `params` would run, without a run."""
         source = self.get_default_sampling_params() if params is None else params
-        return self.parts.planner.explain(
-            self.intake.params(source), provenance=self._provenance(source)
-        )
+        frozen = self.intake.params(source)
+        return self.parts.planner.explain(frozen, provenance=self._provenance(frozen))
 
     def register(self, plugin: Any) -> None:
         """Add a Stage class, a plugin module or a processor class of vLLM's, for new requests."""
@@ -428,6 +524,10 @@ class LLMEngine:
     def unregister(self, name: str) -> None:
         """Take a plugin or stage out again; running requests keep theirs."""
         self.parts.registry.unregister(name)
+
+    def reload_plugins(self, name: str | None = None) -> list[str]:
+        """Load local plugin files again for new requests; running ones keep theirs."""
+        return self.parts.registry.reload(name)
 
     def get_metrics(self) -> list[Metric]:
         """Return counters and gauges of this engine."""
@@ -447,7 +547,7 @@ class LLMEngine:
             counters.update(observer.metrics())
         gauges = {
             "num_requests_running": float(len(scheduler.running)),
-            "num_requests_waiting": float(len(scheduler.waiting)),
+            "num_requests_waiting": float(len(scheduler.waiting) + len(scheduler.held)),
             "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
         }
         return [
@@ -489,15 +589,24 @@ class LLMEngine:
                 value=prompt_len,
             )
 
-    def _provenance(self, params: SamplingParams) -> dict[str, str]:
-        """Say where each set field came from: the request, or the model's generation config."""
+    def _provenance(self, params: RequestParams) -> dict[str, str]:
+        """Say where each set field came from: a preset, the generation config, the request."""
         own = self.sampling_defaults
-        return {
+        told = {
             name: "generation_config"
             if own.get(name, _UNSET) == getattr(params, name)
             else "request"
             for name in params.fields_set
         }
+        return {**told, **params.sources}
+
+    def _note_advice(self, request: Request) -> None:
+        """Log what the plan's review says, each rule once."""
+        for advice in request.plan.advice:
+            if advice.rule not in self._advised:
+                self._advised.add(advice.rule)
+                log.warning("request %s: %s", request.request_id, advice)
 
 
 _UNSET = object()
+OVER = Verdict("stop")  # a stage says that nothing can follow

@@ -12,6 +12,7 @@ from .config_rules import GENERATION_KEYS
 from .errors import ValidationError
 from .params import SamplingParams
 
+LAYER = "generation_config"  # in a plan's provenance
 log = logging.getLogger("decodekit")
 
 # The values that transformers itself takes where a file says nothing; None where it has none.
@@ -48,7 +49,9 @@ def read_generation_config(
 
 def default_params(fields: Mapping[str, Any]) -> SamplingParams:
     """Return fresh parameters with `fields` set."""
-    return SamplingParams(**fields)
+    params = SamplingParams(**fields)
+    params.note_layer(fields, LAYER)
+    return params
 
 
 def announce(fields: Mapping[str, Any]) -> None:

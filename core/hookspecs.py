@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from .driver import Driver
     from .stage import (
         AttentionBackend,
         CommandSpec,
         ConstraintBackend,
-        Driver,
         Finding,
         Observer,
         Picker,
         Profile,
+        Reviewer,
         Stage,
         Stop,
     )
@@ -70,6 +71,11 @@ def decodekit_attention_backends() -> Iterable[type[AttentionBackend]]:  # type:
 @hookspec
 def decodekit_profiles() -> Iterable[Profile]:  # type: ignore[empty-body]
     """Return the named default chains on offer."""
+
+
+@hookspec
+def decodekit_reviewers() -> Iterable[Reviewer]:  # type: ignore[empty-body]
+    """Return the rules on offer that review plans."""
 
 
 @hookspec

@@ -12,11 +12,15 @@ from typing import Any
 from ..kernels.reference.noise import request_key, seed_key
 from . import absent
 from .build import Parts
+from .bundle import EngineFacts
 from .detokenizer import TextStream, TokenTexts
+from .drive import Drive
 from .errors import ParameterTypeError, ValidationError
 from .outputs import RequestStateStats
 from .param_rules import shown
 from .params import RequestOutputKind, RequestParams, SamplingParams
+from .plan import Plan
+from .presets import resolve
 from .prompt_logprobs import PromptCollector
 from .request import Request
 from .request import Sequence as TokenSequence
@@ -53,6 +57,7 @@ class Intake:
         self.parts = parts
         self._numbers = itertools.count()
         self._uids = itertools.count()
+        self._facts: tuple[int, EngineFacts] | None = None  # with the registry's generation
 
     # --- prompts --------------------------------------------------------------------------------
 
@@ -129,6 +134,7 @@ class Intake:
     def own(self, params: Any) -> SamplingParams:
         """Return a copy of a caller's parameters that knows the model's end ids."""
         own = as_params(params).clone()
+        resolve(own, self.parts.presets, self.parts.preset)
         eos = self.parts.eos_ids[0] if self.parts.eos_ids else None
         own.update_from_generation_config({"eos_token_id": list(self.parts.eos_ids)}, eos)
         return own
@@ -170,8 +176,12 @@ class Intake:
         priority: int = 0,
         arrival_time: float | None = None,
         provenance: Mapping[str, str] | None = None,
+        key: int | None = None,
     ) -> Request:
-        """Plan the chain and make the request with its sequences; nothing runs yet."""
+        """Plan the chain and make the request with its sequences; nothing runs yet.
+
+        `key` is that of the noise; None takes the seed, or makes one.
+        """
         parts = self.parts
         if prompt.embeds is not None and params.prompt_logprobs is not None:
             raise ValidationError(
@@ -179,7 +189,8 @@ class Intake:
                 parameter="prompt_logprobs",
                 value=params.prompt_logprobs,
             )
-        if params.best_of > params.n and params.output_kind is not RequestOutputKind.FINAL_ONLY:
+        is_best_of = params.best_of > params.n and not params.use_beam_search
+        if is_best_of and params.output_kind is not RequestOutputKind.FINAL_ONLY:
             raise ValidationError(
                 f"best_of={params.best_of} with n={params.n} cannot be streamed, since the best "
                 "are known at the end; use output_kind=RequestOutputKind.FINAL_ONLY",
@@ -194,9 +205,10 @@ class Intake:
             stop_ids=tuple(sorted(params.all_stop_token_ids)),
             provenance=provenance,
         )
-        parts.chain.program(plan)
+        self._check_driver(plan, params)
         seed = params.seed
-        key = request_key(parts.config.seed, number) if seed is None else seed_key(seed)
+        if key is None:
+            key = request_key(parts.config.seed, number) if seed is None else seed_key(seed)
         now = time.time() if arrival_time is None else arrival_time
         request = Request(
             request_id=request_id,
@@ -210,6 +222,7 @@ class Intake:
             arrival_index=number,
             output_kind=params.output_kind,
             cache_root=prompt.cache_root,
+            facts=self._engine_facts(),
             prompt_embeds=prompt.embeds,
         )
         if not parts.config.disable_log_stats:
@@ -222,12 +235,59 @@ class Intake:
                 tokenizer_size=parts.tokenizer_size,
                 flat=params.flat_logprobs,
             )
+        driver = plan.driver
+        if driver is not None:
+            request.drive = Drive(driver.kind(driver.bound, driver.context), driver.width)
+            request.num_slots = driver.width if driver.kind.chooses else 1
+        count = params.best_of if driver is None else driver.start
         request.sequences = [
-            self._sequence(request, branch, prompt.length) for branch in range(params.best_of)
+            self._sequence(request, branch, prompt.length) for branch in range(count)
         ]
         for child in request.sequences[1:]:
             child.fork_from = request.sequences[0]
         return request
+
+    def _engine_facts(self) -> EngineFacts:
+        """Return what bundles say of this engine, taken again when its set of plugins changed."""
+        generation = self.parts.registry.generation
+        if self._facts is None or self._facts[0] != generation:
+            self._facts = generation, EngineFacts.of(self.parts)
+        return self._facts[1]
+
+    def _check_driver(self, plan: Plan, params: RequestParams) -> None:
+        """Refuse a driver that this request or engine cannot have."""
+        program = self.parts.chain.program(plan)
+        driver = plan.driver
+        if driver is None:
+            return
+        name = driver.kind.name
+        if not driver.kind.streams and params.output_kind is not RequestOutputKind.FINAL_ONLY:
+            raise ValidationError(
+                f"driver {name!r} cannot be streamed, since its outputs are known at the end; use "
+                "output_kind=RequestOutputKind.FINAL_ONLY",
+                parameter="driver",
+                value=name,
+            )
+        most = self.parts.config.max_num_seqs
+        if driver.width > most:
+            raise ValidationError(
+                f"driver {name!r} wants {driver.width} sequences at once, and the engine runs at "
+                f"most max_num_seqs={most}",
+                parameter="driver",
+                value=driver.width,
+            )
+        moves_lanes = driver.kind.chooses or driver.kind.forks or driver.kind.rewinds
+        if moves_lanes and program.joint:
+            raise ValidationError(
+                f"driver {name!r} cannot run with processors of vLLM's interface, whose state "
+                "cannot follow a sequence that forks or goes back",
+                parameter="driver",
+                value=name,
+            )
+
+    def lane(self, request: Request, branch: int) -> TokenSequence:
+        """Make one more sequence of a request, at the prompt's end."""
+        return self._sequence(request, branch, request.sequences[0].prompt_len)
 
     def _sequence(self, request: Request, branch: int, prompt_len: int) -> TokenSequence:
         params = request.params
@@ -251,7 +311,9 @@ class Intake:
         texts = None if tokenizer is None else TokenTexts(tokenizer)
         for observer, order in request.plan.observers:
             try:
-                sequence.records.append(observer.open(order, texts))
+                record = observer.open(order, texts)
+                observer.planned(record, request.plan.report)
+                sequence.records.append(record)
             except Exception as error:
                 raise ValidationError(
                     f"observer {observer.name!r} cannot be opened: {type(error).__name__}: {error}",

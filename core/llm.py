@@ -7,21 +7,28 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import absent
+from .beams import beams_of, request_params
 from .chat import render_chat
 from .chat_hint import ChatHint
+from .choosing import ChoiceOutput, ChoiceTree, row_of, row_params
 from .config import EngineArgs
 from .engine import LLMEngine
 from .errors import ParameterTypeError, ValidationError
 from .inputs import TokensPrompt
 from .intake import as_batch, as_params
-from .outputs import PlanReport, RequestOutput
-from .params import RequestOutputKind, SamplingParams
+from .outputs import BeamSearchOutput, PlanReport, RequestOutput
+from .params import BeamSearchParams, RequestOutputKind, SamplingParams
 from .progress import Progress
 
+if TYPE_CHECKING:
+    from .replay import Replay
+
 TqdmOption = bool | Callable[..., Any]
+
+CHOOSE_TOGETHER = 64  # prompts, and distributions, that `choose` holds at once
 
 
 @absent.refuses_methods
@@ -76,6 +83,43 @@ class LLM:
                 progress,
             )  # fmt: skip
             return self._run(ids, progress)
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: TqdmOption = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the `params.beam_width` best continuations of each prompt, best first.
+
+        Every stage of `params.sampling_params` that masks, forces or biases acts on each beam.
+        `concurrency_limit`: at most so many prompts at once. RuntimeError if a search fails while
+        it runs.
+        """
+        request = request_params(params, self.llm_engine.config.max_num_seqs)
+        listed = as_batch(prompts)
+        step = len(listed) if concurrency_limit is None else concurrency_limit
+        if step < 1:
+            raise ValidationError(
+                f"concurrency_limit must be at least 1 or None, got {concurrency_limit}",
+                parameter="concurrency_limit",
+                value=concurrency_limit,
+            )
+        outputs: list[RequestOutput] = []
+        for start in range(0, len(listed), step):
+            outputs += self.generate(
+                listed[start : start + step],
+                request,
+                use_tqdm=use_tqdm if step == len(listed) else False,
+                lora_request=lora_request,
+            )
+        tokenizer = self.llm_engine.parts.tokenizer
+        return [
+            beams_of(prompt, output, tokenizer)
+            for prompt, output in zip(listed, outputs, strict=True)
+        ]
 
     def chat(
         self,
@@ -138,6 +182,46 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
+
+    def choose(
+        self, prompts: Any, choices: Sequence[str], *, use_tqdm: TqdmOption = False
+    ) -> list[ChoiceOutput]:
+        """Say for each prompt how likely the model is to answer with each of `choices`.
+
+        Nothing is generated: the probabilities of every way to write an option in tokens are
+        added up, with and without a leading space. Prompts are those of `generate`; render a
+        conversation with `chat_prompt`. Raises ValidationError for fewer than two choices.
+        """
+        engine = self.llm_engine
+        if engine.parts.tokenizer is None:
+            raise ValidationError("choose needs the tokenizer, which is off (skip_tokenizer_init)")
+        listed = [engine.intake.prompt(prompt).ids for prompt in as_batch(prompts)]
+        results: list[ChoiceOutput] = []
+        with Progress(use_tqdm) as progress:
+            for start in progress.adding(range(0, len(listed), CHOOSE_TOGETHER)):
+                results += self._choose(listed[start : start + CHOOSE_TOGETHER], choices)
+        return results
+
+    def _choose(
+        self, prompts: Sequence[Sequence[int]], choices: Sequence[str]
+    ) -> list[ChoiceOutput]:
+        trees = [ChoiceTree(choices, self.llm_engine.parts.tokenizer) for _ in prompts]
+        while any(tree.paths for tree in trees):
+            asked = [
+                TokensPrompt(prompt_token_ids=[*ids, *path])
+                for ids, tree in zip(prompts, trees, strict=True)
+                for path in tree.paths
+            ]
+            rows: list[Any] = []
+            for start in range(0, len(asked), CHOOSE_TOGETHER):
+                part = asked[start : start + CHOOSE_TOGETHER]
+                outputs = self.generate(part, row_params(), use_tqdm=False)
+                rows += [row_of(output.outputs[0]) for output in outputs]
+            for tree in trees:
+                count = len(tree.paths)
+                tree.feed(rows[:count])
+                del rows[:count]
+        return [tree.result() for tree in trees]
 
     def enqueue(
         self,
@@ -226,9 +310,27 @@ class LLM:
         """Take a plugin or stage out again."""
         self.llm_engine.unregister(name)
 
+    def reload_plugins(self, name: str | None = None) -> list[str]:
+        """Load the local files among the plugins again, all or one; return their names.
+
+        New requests run the new code. Requests that run keep the classes that they were planned
+        with. A file that fails leaves its former self in place and raises PluginError.
+        """
+        return self.llm_engine.reload_plugins(name)
+
     def explain(self, sampling_params: SamplingParams | None = None) -> PlanReport:
         """Return what `sampling_params` would run, in order, without running it."""
         return self.llm_engine.explain(sampling_params)
+
+    def replay(self, bundle: Any, *, prompt: Any = None, **fields: Any) -> Replay:
+        """Run a replay bundle (an object, its data or a file) again and compare.
+
+        `prompt` and `fields` of SamplingParams give what the bundle could not hold, such as
+        callables; ValidationError if one is missing.
+        """
+        from .replay import replay
+
+        return replay(self, bundle, prompt=prompt, fields=fields)
 
     def collective_rpc(
         self,

@@ -12,9 +12,10 @@ import pluggy
 
 from . import hookspecs
 from .discovery import Origin, Source
+from .driver import Driver
 from .errors import PluginError
 from .hookspecs import PROJECT, hookimpl
-from .stage import ApiRange, CommandSpec, Observer, Picker, Profile, Stage, Stop
+from .stage import ApiRange, CommandSpec, Observer, Picker, Profile, Reviewer, Stage, Stop
 
 # The questions asked at load, and what kind of item each brings.
 HOOKS = {
@@ -26,14 +27,20 @@ HOOKS = {
     "decodekit_constraint_backends": "constraint backend",
     "decodekit_attention_backends": "attention backend",
     "decodekit_profiles": "profile",
+    "decodekit_reviewers": "reviewer",
     "decodekit_commands": "command",
 }
 DOCTOR = "decodekit_doctor"
-_CLASSES = {"decodekit_stages": Stage, "decodekit_pickers": Picker}
+_CLASSES = {
+    "decodekit_stages": Stage,
+    "decodekit_pickers": Picker,
+    "decodekit_drivers": Driver,
+}
 _INSTANCES = {
     "decodekit_stops": Stop,
     "decodekit_observers": Observer,
     "decodekit_profiles": Profile,
+    "decodekit_reviewers": Reviewer,
     "decodekit_commands": CommandSpec,
 }
 
@@ -178,6 +185,10 @@ class _Single:
         return [thing for thing in self._things if isinstance(thing, Profile)]
 
     @hookimpl
+    def decodekit_reviewers(self) -> Iterable[Reviewer]:
+        return [thing for thing in self._things if isinstance(thing, Reviewer)]
+
+    @hookimpl
     def decodekit_commands(self) -> Iterable[CommandSpec]:
         return [thing for thing in self._things if isinstance(thing, CommandSpec)]
 
@@ -188,7 +199,7 @@ def _subject_of(thing: object, origin: Origin) -> object:
         if issubclass(thing, Stage):
             return _Single([thing])
         thing = thing()  # a Stop, an Observer, or a class with hooks
-    if isinstance(thing, Stop | Observer | Profile | CommandSpec):
+    if isinstance(thing, Stop | Observer | Profile | Reviewer | CommandSpec):
         return _Single([thing])
     if isinstance(thing, Stage):
         raise PluginError(
@@ -205,14 +216,14 @@ def _has_hooks(module: ModuleType) -> bool:
 
 
 def _classes_of(module: ModuleType) -> list[Any]:
-    """Return the named stages of a plain module, and its stops and observers as objects."""
+    """Return the named stages of a plain module, and its stops, observers, reviewers as objects."""
     found: list[Any] = []
     for value in vars(module).values():
         is_own = isinstance(value, type) and value.__module__ == module.__name__
-        if is_own and issubclass(value, Stage | Stop | Observer) and value.name:
+        if is_own and issubclass(value, Stage | Stop | Observer | Reviewer) and value.name:
             found.append(value if issubclass(value, Stage) else value())
     if not found:
-        raise PluginError("it offers nothing: no hook, and no named Stage, Stop or Observer class")
+        raise PluginError("it offers nothing: no hook, and no named Stage, Stop, Observer or Reviewer class")
     return found
 
 

@@ -24,6 +24,8 @@ from .pooling_outputs import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .bundle import Bundle, RunRecord
+
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
@@ -80,7 +82,9 @@ class CompletionOutput:
     parsed: Any = None
     parse_error: str | None = None
     complete: bool | None = None
+    beam_score: float | None = None  # of a beam: its log-probability over its length's power
     approximate: list[str] | None = None
+    choice_probs: dict[str, float] | None = None  # share of each option of a `choice`
 
     def finished(self) -> bool:
         """Say whether the sequence has ended."""
@@ -121,6 +125,7 @@ _STATE = (
     "parse_error",
     "complete",
     "approximate",
+    "choice_probs",
 )
 
 
@@ -242,11 +247,18 @@ class RequestOutput:
         self.num_cached_tokens = num_cached_tokens
         self.kv_transfer_params = kv_transfer_params
         self.plan = plan
+        self._run: RunRecord | None = None  # what a bundle is made of; set by the engine
 
     @property
     def trace(self) -> Any:
         """The trace of the first completion, or None."""
         return self.outputs[0].trace if self.outputs else None
+
+    def to_bundle(self) -> Bundle:
+        """Return what reproduces this run, for `LLM.replay`; ValueError if the output is a part."""
+        from .bundle import Bundle
+
+        return Bundle.of(self)
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Merge a later yield of the same request.
@@ -258,6 +270,9 @@ class RequestOutput:
         self.finished |= next_output.finished
         self.kv_transfer_params = next_output.kv_transfer_params
         self.metrics = next_output.metrics or self.metrics
+        self.plan = next_output.plan or self.plan
+        if self._run is not None and next_output._run is not None:
+            self._run.lengths |= next_output._run.lengths
         if self.prompt_logprobs is None:
             self.prompt_logprobs = next_output.prompt_logprobs
         places = {completion.index: i for i, completion in enumerate(self.outputs)}
@@ -271,8 +286,12 @@ class RequestOutput:
                 self.outputs[place] = new
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        values = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        names = ", ".join(f"{name}={value!r}" for name, value in values.items())
         return f"RequestOutput({names})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_run": None}  # its parameters may hold code
 
 
 @dataclass
@@ -287,6 +306,7 @@ class BeamSearchSequence:
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    score: float = 0.0  # cum_logprob over a power of the length, as the profile has it
 
 
 @dataclass

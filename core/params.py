@@ -13,6 +13,7 @@ from typing import Any, Self
 from . import request_checks
 from .errors import ParameterTypeError, ValidationError, did_you_mean
 from .param_rules import refuse_unknown, shown
+from .param_sources import LAYERED, FromElsewhere
 from .request_params import RequestParams, freeze, fresh
 from .sampling_rules import (
     CONTAINERS,
@@ -55,7 +56,7 @@ class _Recorded:
         return params
 
 
-class SamplingParams(_Recorded):
+class SamplingParams(_Recorded, FromElsewhere):
     """How one request is decoded, with vLLM's names, defaults and off-values.
 
     `SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64)`; use keywords, the first is `n`.
@@ -106,6 +107,9 @@ class SamplingParams(_Recorded):
     truncate_prompt_tokens: int | None
     chain: list[Any] | None
     profile: str | None
+    preset: str | None
+    picker: Any
+    plan_review: bool
     on_dead_row: str
     logprobs_mode: str | list[str] | None
     kept_set: bool
@@ -165,6 +169,9 @@ class SamplingParams(_Recorded):
         truncate_prompt_tokens: int | None = None,
         chain: list[Any] | None = None,
         profile: str | None = None,
+        preset: str | None = None,
+        picker: Any = None,
+        plan_review: bool = True,
         on_dead_row: str = "error",
         logprobs_mode: str | list[str] | None = None,
         kept_set: bool = False,
@@ -180,6 +187,7 @@ class SamplingParams(_Recorded):
         given_length = values["output_text_buffer_length"]
         self.__dict__.update(values)
         self.__dict__.update(_eos_token_id=None, _all_eos_ids=set(), _bad_words_token_ids=None)
+        self.__dict__.update(LAYERED, _sources={})
         for name in ("stop", "stop_token_ids", "bad_words"):
             if values[name] is None:
                 self.__dict__[name] = []
@@ -203,10 +211,13 @@ class SamplingParams(_Recorded):
             )
         if name == "output_text_buffer_length":
             raise AttributeError("output_text_buffer_length is derived from stop and is read-only")
-        before = dict(self.__dict__, _fields_set=set(self._fields_set))
-        self.__dict__[name] = value
-        self._fields_set.add(name)
+        before = dict(
+            self.__dict__, _fields_set=set(self._fields_set), _sources=dict(self._sources)
+        )
         try:
+            self._before_assignment(name, value, _SETTLED)
+            self.__dict__[name] = value
+            self._fields_set.add(name)
             self._settle((name,))
         except ValueError:
             self.__dict__.update(before)
@@ -262,15 +273,19 @@ class SamplingParams(_Recorded):
         """
         twin = object.__new__(type(self))
         if self.skip_clone:
-            twin.__dict__.update(self.__dict__, _fields_set=set(self._fields_set))
+            twin.__dict__.update(self._shallow())
         else:
             twin.__dict__.update({name: fresh(value) for name, value in self.__dict__.items()})
         return twin
 
     def __copy__(self) -> Self:
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _fields_set=set(self._fields_set))
+        twin.__dict__.update(self._shallow())
         return twin
+
+    def _shallow(self) -> dict[str, Any]:
+        own = {"_fields_set": set(self._fields_set), "_sources": dict(self._sources)}
+        return {**self.__dict__, **own}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = object.__new__(type(self))

@@ -7,20 +7,33 @@ Numbers are not part of a plan's key, so requests that differ in them alone shar
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .binding import BoundStop, ask, bind_observers, bind_stage, bind_stops
+from .binding import (
+    BoundStop,
+    Points,
+    ask,
+    bind_observers,
+    bind_stage,
+    bind_stops,
+    refuse_unknown_points,
+    watched_points,
+)
 from .draft import Draft, chain_key, draft_chain
-from .errors import ChainError, NotInThisVersion, ValidationError, did_you_mean
+from .drive_binding import BoundDriver, bind_driver
+from .errors import ChainError, ValidationError, did_you_mean
 from .order import Order, soft_violations
 from .plan_report import DroppedStep, PlanReport, PlanStep
 from .plan_text import changes, describe, shown_values
-from .stage import BindContext, Need, Observer, Profile, Stage, Tap
+from .request_params import FrozenDict
+from .review import Advice, Review, with_notes
+from .stage import After, BindContext, Need, Observer, Profile, Stage, Tap
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +75,11 @@ class Plan:
     needs: frozenset[Need]
     stateful: tuple[int, ...]  # places of the entries that keep a state
     eos_id: int | None
+    enders: tuple[int, ...] = ()  # places of the entries that may end a sequence
+    tellers: tuple[int, ...] = ()  # places of the entries that give fields of the output
+    pending: tuple[Future[Any], ...] = ()  # what must be done before the request runs
+    advice: tuple[Advice, ...] = ()  # of the plan's review
+    driver: BoundDriver | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,9 @@ class _Chain:
     report: PlanReport
     needs: frozenset[Need]
     stateful: tuple[int, ...]
+    enders: tuple[int, ...]
+    tellers: tuple[int, ...]
+    pending: tuple[Future[Any], ...]
 
 
 class _WatchedContext(BindContext):
@@ -107,6 +128,8 @@ class Planner:
         profile: str = "default",
         logprobs_mode: str = "raw_logprobs",
         reasoning: ReasoningMarkers | None = None,
+        plan_review: bool = False,
+        structured_outputs_config: Any = None,
     ) -> None:
         self.registry = registry
         self.profile = profile
@@ -120,6 +143,8 @@ class Planner:
             "tokenizer": tokenizer,
             "logprobs_mode": logprobs_mode,
             "reasoning": reasoning,
+            "structured_outputs_config": structured_outputs_config,
+            "shared": {},
         }
         self._chains: OrderedDict[Hashable, _Chain] = OrderedDict()
         self._keys: dict[Hashable, int] = {}
@@ -127,6 +152,7 @@ class Planner:
         self._orders: dict[str, Order] = {}
         self._generation = registry.generation
         self._lock = Lock()
+        self._review = Review() if plan_review else None
         self._profile_of(None)
 
     def admit(
@@ -151,26 +177,36 @@ class Planner:
             request=params,
             prompt_ids=tuple(prompt_ids),
             prompt_len=len(prompt_ids) if prompt_len is None else prompt_len,
+            constraint_backends=self.registry.constraint_backends,
         )
-        if params.driver is not None:
-            raise NotInThisVersion(
-                "driver is not in this version; leave it unset", parameter="driver"
-            )
         with self._lock:
             self._follow_registry()
+            driver = bind_driver(self.registry.drivers, params, context)
+            if driver is not None:
+                params, context = driver.adjusted.params, driver.context
             observers = bind_observers(self.registry.observers, params, context)
             stops = bind_stops(self.registry.stops, params, context)
-            chain = self._chain(params, context, observers, provenance or NOTHING)
-            key = self._number((chain.structure, observers))
+            chooses = driver is not None and driver.kind.chooses
+            chain = self._chain(params, context, observers, provenance or NOTHING, chooses)
+            mode = driver and (driver.kind.chooses, driver.adjusted.on_logprobs)
+            key = self._number((chain.structure, observers, mode))
+        advice: tuple[Advice, ...] = ()
+        if self._review is not None and params.plan_review:
+            advice = self._review.advise(self.registry.reviewers, chain.report, params)
         return Plan(
             chain.entries,
             key,
             observers,
             stops,
-            chain.report,
+            with_notes(_driven(chain.report, driver), params, advice),
             chain.needs,
             chain.stateful,
             self.eos_ids[0] if self.eos_ids else None,
+            chain.enders,
+            chain.tellers,
+            chain.pending,
+            advice,
+            driver,
         )
 
     def explain(
@@ -187,18 +223,20 @@ class Planner:
         context: BindContext,
         observers: Sequence[tuple[Observer, Hashable]],
         provenance: Mapping[str, str],
+        chooses: bool,
     ) -> _Chain:
-        watches_final = False
-        for observer, order in observers:
-            watches_final |= Tap.FINAL in observer.taps(order)
-        mark = self._mark(params, context, watches_final, provenance)
+        points = watched_points(observers)
+        if chooses:  # a driver reads the end of the chain, as an observer of Tap.FINAL does
+            points = FrozenDict({**points, Tap.FINAL: "driver"})
+        mark = self._mark(params, context, points, provenance)
         if mark is not None and mark in self._chains:
             self._chains.move_to_end(mark)
             return self._chains[mark]
         profile = self._profile_of(params.profile)
         watched = _WatchedContext(**{name: getattr(context, name) for name in _CONTEXT})
-        chain = self._build(params, watched, profile, watches_final, provenance)
-        if mark is not None and not watched.touched:
+        chain = self._build(params, watched, profile, points, provenance)
+        # What is prepared for one request is its own, so that an abort may call it off.
+        if mark is not None and not watched.touched and not chain.pending:
             self._chains[mark] = chain
             if len(self._chains) > MAX_CACHED:
                 self._chains.popitem(last=False)
@@ -208,7 +246,7 @@ class Planner:
         self,
         params: RequestParams,
         context: BindContext,
-        watches_final: bool,
+        points: Points,
         provenance: Mapping[str, str],
     ) -> Hashable | None:
         """Return all that a request's chain depends on; None if it cannot be hashed."""
@@ -217,13 +255,14 @@ class Planner:
         try:
             mark = (
                 tuple([values[name] for name in names]),
-                tuple([provenance.get(name) for name in names]) if provenance else None,
+                tuple([provenance.get(name) for name in (*names, "chain")]) if provenance else None,
                 params.profile,
                 params.greedy,
                 params.fields_set,
                 context.stop_ids,
-                watches_final,
+                points,
                 chain_key(params.chain),
+                chain_key(None if params.picker is None else (params.picker,)),
             )
             hash(mark)
         except TypeError:
@@ -235,7 +274,7 @@ class Planner:
         params: RequestParams,
         context: BindContext,
         profile: Profile,
-        watches_final: bool,
+        points: Points,
         provenance: Mapping[str, str],
     ) -> _Chain:
         order = self._order_of(profile)
@@ -244,8 +283,10 @@ class Planner:
         bound = [(draft, bind_stage(draft, context)) for draft in drafted.drafts]
         for draft, value in bound:
             notes += changes(draft.instance, draft.check(), value)
-        bound, dropped = self._without_idle(bound, watches_final)
+            notes += ask(draft, draft.stage.remarks, value)
+        bound, dropped = self._without_idle(bound, points)
         dropped = [*self._neutral(params), *dropped]
+        refuse_unknown_points(points, [draft.instance for draft, _ in bound], dropped)
         entries = tuple(self._entry(draft, value) for draft, value in bound)
         notes += soft_violations(entries)
         steps = tuple(_step(draft, value) for draft, value in bound)
@@ -261,30 +302,34 @@ class Planner:
             structure=structure,
             report=report,
             needs=frozenset().union(*(entry.stage.caps.needs for entry in entries)),
-            stateful=tuple(
-                place for place, entry in enumerate(entries) if _keeps_state(entry.stage)
-            ),
+            stateful=_places(entries, _keeps_state),
+            enders=_places(entries, lambda stage: _has(stage, "ended")),
+            tellers=_places(entries, lambda stage: _has(stage, "result")),
+            pending=_pending(entries),
         )
 
     def _without_idle(
-        self, bound: Sequence[tuple[Draft, Any]], watches_final: bool
+        self, bound: Sequence[tuple[Draft, Any]], points: Points
     ) -> tuple[list[tuple[Draft, Any]], list[DroppedStep]]:
         """Leave out identities, and what cannot change the winner right before a greedy pick."""
         kept: list[tuple[Draft, Any]] = []
         dropped: list[DroppedStep] = []
         for draft, value in bound:
             if ask(draft, draft.stage.is_identity, value):
-                dropped.append(DroppedStep(draft.instance, _idle_reason(draft)))
+                kind = draft.stage.kind.name
+                dropped.append(DroppedStep(draft.instance, _idle_reason(draft), kind))
             else:
                 kept.append((draft, value))
         picker = kept[-1][0].stage.name
-        if watches_final or picker not in {p.greedy for p in self.registry.profiles.values()}:
+        if Tap.FINAL in points or picker not in {p.greedy for p in self.registry.profiles.values()}:
             return kept, dropped
         # Only from the end: before a stage that may change the winner, a shape still matters.
         while len(kept) > 1 and ask(kept[-2][0], kept[-2][0].stage.argmax_invariant, kept[-2][1]):
+            if After(kept[-2][0].instance) in points:
+                break
             draft, _ = kept.pop(-2)
             reason = f"it cannot change the winner, and {picker!r} takes the winner"
-            dropped.append(DroppedStep(draft.instance, reason))
+            dropped.append(DroppedStep(draft.instance, reason, draft.stage.kind.name))
         return kept, dropped
 
     def _neutral(self, params: RequestParams) -> list[DroppedStep]:
@@ -293,7 +338,7 @@ class Planner:
             "is off, since temperature 0 takes the best token" if params.greedy else "is neutral"
         )
         return [
-            DroppedStep(stage.name, f"{name} {reason}")
+            DroppedStep(stage.name, f"{name} {reason}", stage.kind.name)
             for name, (stage, _) in self.registry.fields.items()
             if name in params.fields_set and getattr(params, name) is None
         ]
@@ -354,6 +399,35 @@ class Planner:
             stages = self.registry.stages.values()
             self._orders[profile.name] = Order(stages, profile, self.registry.constraints)
         return self._orders[profile.name]
+
+
+def _places(
+    entries: Sequence[PlanEntry], holds: Callable[[type[Stage]], bool]
+) -> tuple[int, ...]:
+    return tuple(place for place, entry in enumerate(entries) if holds(entry.stage))
+
+
+def _has(stage: type[Stage], method: str) -> bool:
+    """Whether a stage has its own version of a class method of the contract."""
+    own = getattr(getattr(stage, method), "__func__", None)
+    return own is not getattr(Stage, method).__func__
+
+
+def _driven(report: PlanReport, driver: BoundDriver | None) -> PlanReport:
+    """Say in a report which driver runs, and what it leaves without effect."""
+    if driver is None:
+        return report
+    said = ", ".join(f"{name}={value!r}" for name, value in driver.values.items())
+    notes = [f"driver {driver.kind.name}({said}), at most {driver.width} sequences at once"]
+    if driver.adjusted.ignored:
+        named = ", ".join(driver.adjusted.ignored)
+        notes.append(f"{named} have no effect under driver {driver.kind.name!r}")
+    return replace(report, notes=(*report.notes, *notes, *driver.adjusted.notes))
+
+
+def _pending(entries: Sequence[PlanEntry]) -> tuple[Future[Any], ...]:
+    found = [entry.stage.pending(entry.params) for entry in entries]
+    return tuple(future for future in found if future is not None)
 
 
 def _keeps_state(stage: type[Stage]) -> bool:

@@ -33,8 +33,9 @@ class PlanStep:
 class DroppedStep:
     """A stage that was asked for, or stands in the profile, and does not run."""
 
-    stage: str
+    stage: str  # its id in the chain
     reason: str
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"{self.stage}: {self.reason}"
@@ -62,7 +63,9 @@ class PlanReport:
                 {**asdict(step), "params": dict(step.params), "provenance": dict(step.provenance)}
                 for step in self.order
             ],
-            "dropped": [asdict(step) for step in self.dropped],
+            "dropped": [
+                {"stage": step.stage, "reason": step.reason} for step in self.dropped
+            ],
             "notes": list(self.notes),
         }
 

@@ -37,6 +37,16 @@ class Power:
         """Whether nothing can run: paused, or memory is away."""
         return self._is_paused or bool(self._missing)
 
+    @property
+    def is_memory_away(self) -> bool:
+        """Whether weights or cache have to come back before anything can run."""
+        return bool(self._missing)
+
+    @property
+    def level(self) -> int:
+        """The level at which memory is away, 0 if none is."""
+        return self._level if self._missing else 0
+
     def sleep(
         self, level: int, mode: str, *, abort_all: Callable[[], None], has_work: bool
     ) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .stage import CutStage, Form, JointStage, Kind, Need, Stage, Tap
+from .stage import After, CutStage, Form, JointStage, Kind, Need, Point, Stage, Tap
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -34,6 +34,7 @@ class Segment(NamedTuple):
 
     elements: tuple[Element, ...]
     ranked: bool
+    tap: After | None = None  # an observer looks at the rows after it
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +44,7 @@ class Program:
     segments: tuple[Segment, ...]
     picker: Element
     observers: tuple[tuple[Any, Any], ...]
-    taps: frozenset[Tap]
+    taps: frozenset[Tap]  # those that are no stage's; the others stand in the segments
     has_cut: bool
     mutates: bool  # some segment writes the dense row
     hides: bool  # a mask or a cut could cover a broken logit before it is seen
@@ -51,6 +52,8 @@ class Program:
     needs_seen: bool
     stateful: tuple[int, ...]
     joint: tuple[JointStage, ...]  # those that meet the rows of other programs
+    chooses: bool = False  # a driver chooses the tokens, and the picker does not
+    on_logprobs: bool = False  # the chain begins with a log-softmax
 
     @property
     def elements(self) -> tuple[Element, ...]:
@@ -72,21 +75,33 @@ def compile_program(plan: Plan, fusion: bool = True) -> Program:
         for index, entry in enumerate(plan.entries)
     ]
     *body, picker = elements
-    segments = _segments(body, fusion)
+    points = frozenset(
+        point for observer, order in plan.observers for point in observer.taps(order)
+    )
+    watched = {element.instance for element in body if is_watched(element.instance, points)}
+    segments = _watched_segments(body, fusion, watched)
     masks = [
         number
         for number, segment in enumerate(segments)
         if any(part.stage.kind in (Kind.MASK, Kind.FORCE) for part in segment.elements)
     ]
     has_cut = any(part.stage.kind is Kind.CUT for part in body)
-    taps = frozenset(tap for observer, order in plan.observers for tap in observer.taps(order))
+    driver = plan.driver
+    chooses = driver is not None and driver.kind.chooses
+    points |= {Tap.FINAL} if chooses else set()
+    taps = frozenset(point for point in points if isinstance(point, Tap))
     return Program(
         segments=tuple(segments),
         picker=picker,
         observers=tuple(plan.observers),
         taps=taps,
         has_cut=has_cut,
-        mutates=any(not part.ranked for part in segments) or len(segments) > 1 or Tap.FINAL in taps,
+        mutates=(
+            any(not part.ranked for part in segments)
+            or len(segments) > 1
+            or bool(watched)
+            or Tap.FINAL in taps
+        ),
         hides=bool(masks) or has_cut,
         last_mask=masks[-1] + 1 if masks else 0,
         needs_seen=any(Need.COUNTS in entry.stage.caps.needs for entry in plan.entries),
@@ -96,11 +111,32 @@ def compile_program(plan: Plan, fusion: bool = True) -> Program:
             if entry.stage.accept is not Stage.accept
         ),
         joint=tuple(part.stage for part in body if isinstance(part.stage, JointStage)),
+        chooses=chooses,
+        on_logprobs=driver is not None and driver.adjusted.on_logprobs,
     )
 
 
 def _mode(stage: type[Stage], params: Any) -> Any:
     return stage.mode(params) if issubclass(stage, CutStage) else stage.structure(params)
+
+
+def is_watched(instance: str, points: Collection[Point]) -> bool:
+    """Say whether an observer that reads `points` looks right after a stage."""
+    return Tap.EACH in points or After(instance) in points
+
+
+def _watched_segments(
+    body: Sequence[Element], fusion: bool, watched: Collection[str]
+) -> list[Segment]:
+    """Split as `_segments` does, and after each watched stage."""
+    segments: list[Segment] = []
+    start = 0
+    for end, element in enumerate(body, start=1):
+        if element.instance in watched:
+            *before, last = _segments(body[start:end], fusion)
+            segments += [*before, last._replace(tap=After(element.instance))]
+            start = end
+    return segments + _segments(body[start:], fusion)
 
 
 def _segments(body: Sequence[Element], fusion: bool) -> list[Segment]:

@@ -22,7 +22,7 @@ from .naming import Settled, settle_names
 from .offers import Plugin
 from .order import Constraints, settle
 from .plugin_info import PluginInfo, brief, info_of
-from .stage import CommandSpec, Finding, Observer, Picker, Profile, Stage, Stop
+from .stage import CommandSpec, Finding, Observer, Picker, Profile, Reviewer, Stage, Stop
 
 __all__ = ["PluginInfo", "Registry"]
 
@@ -84,7 +84,7 @@ class Registry:
     # --- changes ----------------------------------------------------------------------------------
 
     def register(self, plugin: object) -> None:
-        """Add a Stage or Picker class, a Stop, Observer or Profile object, or a module with hooks.
+        """Add a Stage or Picker class, a Stop, Observer, Profile or Reviewer, or a module with hooks.
 
         Registering the same thing again does nothing; a class that was defined again replaces its
         former self. Raises PluginError if it cannot be loaded or its name is taken.
@@ -119,6 +119,40 @@ class Registry:
         self._plugins = [other for other in self._plugins if other is not mine]
         offers.unload(self._manager, mine)
         self._settle()
+
+    def reload(self, name: str | None = None) -> list[str]:
+        """Load local files again, all or the one of this name; return the names of the plugins.
+
+        For new requests: running ones keep the classes that they were planned with until they end.
+        A file that cannot be loaded, or whose names are taken, leaves its former self in place.
+        Raises PluginError for that, and for what is no file: an installed package needs a new
+        process.
+        """
+        mine = [plugin for plugin in self._plugins if plugin.source.origin is Origin.FILE]
+        if name is not None:
+            mine = [plugin for plugin in mine if fold(name) in plugin.source.names]
+            if not mine:
+                raise PluginError(
+                    f"{name!r} is no local file among the plugins, and nothing else can be "
+                    "reloaded; start a new process"
+                )
+        for former in mine:
+            self._reload(former)
+        return [plugin.source.name for plugin in mine]
+
+    def _reload(self, former: Plugin) -> None:
+        before = self._plugins
+        added = self._load(former.source)
+        self._plugins = [added if plugin is former else plugin for plugin in before]
+        try:
+            self._settle()
+            self._refuse_faults_of(added)
+        except PluginError:
+            offers.unload(self._manager, added)
+            self._plugins = before
+            self._settle()
+            raise
+        offers.unload(self._manager, former)
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -172,6 +206,11 @@ class Registry:
     def profiles(self) -> Mapping[str, Profile]:
         """The named default chains."""
         return self._view("profile")
+
+    @property
+    def reviewers(self) -> tuple[Reviewer, ...]:
+        """The rules that review plans, in the order in which they are asked."""
+        return tuple(self._view("reviewer").values())
 
     @property
     def commands(self) -> tuple[CommandSpec, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 class Status(Enum):
     """Where a sequence stands; changed by the scheduler alone."""
 
+    HELD = "held"  # its request may not run yet
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -47,6 +48,8 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     score: float = 0.0  # sum of its tokens' log-probabilities before every stage
+    is_pending: bool = False  # its distribution is known; it waits for the lanes beside it
+    note: Any = None  # its driver's own
 
     @property
     def key(self) -> int:
@@ -104,8 +107,11 @@ class Request:
     metrics: Any = None
     given: Any = None  # its SamplingParams, for processors of vLLM's interface
     notes: dict[str, str] = field(default_factory=dict)  # what to tell of it besides its plan
+    facts: Any = None  # core.bundle.EngineFacts, what a bundle says of the engine
     cache_root: bytes = b""  # what the names of this request's blocks start from
     num_cached_tokens: int | None = None  # set by the scheduler when the request first runs
+    drive: Any = None  # core.drive.Drive, where the request has a driver
+    num_slots: int = 1  # that its sequences need at once, as they wait for each other
     is_reported: bool = (
         False  # what is told once is out: the final output, a delta's prompt log-probs
     )

@@ -93,6 +93,10 @@ class RequestParams:
     truncate_prompt_tokens: int | None
     chain: tuple[Any, ...] | None  # names, FrozenDicts with "stage", or stage objects
     profile: str | None
+    preset: str | None
+    presets: tuple[str, ...]  # the preset that was taken and what it extends
+    picker: Any
+    plan_review: bool
     on_dead_row: str
     kept_set: bool
     entropy: bool
@@ -102,13 +106,16 @@ class RequestParams:
     observers: tuple[Any, ...] | None
     driver: Any
     fields_set: frozenset[str]
+    sources: Mapping[str, str]  # field -> the layer that gave it, where that is not the request
+    idle_cuts: tuple[str, ...]  # cuts that the request gave and temperature 0 switched off
+    notes: tuple[str, ...]  # what is to be said of values from another system
 
 
 def freeze(params: SamplingParams) -> RequestParams:
     """Make the snapshot of `params`, which must be in order (see `SamplingParams.snapshot`)."""
     values = {name: getattr(params, name) for name in _DERIVED}
     values |= {name: params.__dict__[name] for name in _COPIED}
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in NEUTRAL.items():
         if values[name] in neutral:
             values[name] = None
     for name in _FROZEN:
@@ -125,6 +132,9 @@ def freeze(params: SamplingParams) -> RequestParams:
         stop_token_ids=tuple(params.stop_token_ids),
         bad_words=tuple(params.bad_words) or None,
         all_stop_token_ids=frozenset(params.all_stop_token_ids),
+        sources=FrozenDict(params.sources),
+        idle_cuts=tuple(x for x in params._idle_cuts if x not in params.sources),
+        notes=params.porting_notes,
         logprobs_mode=(modes,) if isinstance(modes, str) else frozen(modes),
         structured_outputs=structured and copy.deepcopy(structured),
         repetition_detection=(
@@ -158,15 +168,15 @@ def fresh(value: Any) -> Any:
     return value
 
 
-_DERIVED = ("bad_words_token_ids", "eos_token_id", "fields_set")
+_DERIVED = ("bad_words_token_ids", "eos_token_id", "fields_set", "presets")
 _COPIED = tuple(
     item.name
     for item in fields(RequestParams)
-    if item.name not in {"greedy", "all_stop_token_ids", *_DERIVED}
+    if item.name not in {"greedy", "all_stop_token_ids", "sources", "idle_cuts", "notes", *_DERIVED}
 )
 
 # The values at which a field changes nothing; min_tokens and an empty bias among them.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "temperature": (1.0,),
     "top_k": (0, -1),
     "top_p": (1.0,),
@@ -181,6 +191,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "stops": ([],),
     "observers": ([],),
 }
+
+
 _FROZEN = (
     "logit_bias",
     "allowed_token_ids",
@@ -192,4 +204,5 @@ _FROZEN = (
     "stops",
     "observers",
     "driver",
+    "picker",
 )

@@ -7,10 +7,14 @@ A forced token wins over whatever masked it later. Otherwise the request's `on_d
 * "relax": the soft mask that was added last is left out for this token and the row is tried again,
   until a token is alive or nothing is left to leave out. That is the stage that emptied the row,
   or, if that one is hard, the last MASK before it. Hard are what every chain has and a grammar.
+
+Whatever it says, a stage that yields (`min_tokens`) is left out where a hard one such as a grammar
+allows only what it bans.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -71,11 +75,20 @@ def rescue(alone: Alone, logits: Tensor) -> Rescued | StageError:
             return _blame(alone.program.picker, position, "the row could not be drawn from")
         if walk.forced is not None:
             return _only(walk.forced, walk.row, left_out)
+        before = _before(alone.program.elements, walk.killer)
+        hard = next((element for element in before if not element.stage.soft), None)
+        if walk.killer.stage.yields and hard is not None:
+            left_out[walk.killer.instance] = (
+                f"{walk.killer.instance!r} was left out where {hard.instance!r} allows only what "
+                f"it bans, first at position {position}"
+            )
+            continue
         if policy == "eos" and eos is not None:
             return _only(eos, walk.row, left_out)
         weakest = _last_soft(alone.program.elements, walk.killer, left_out)
         if policy != "relax" or weakest is None:
-            return _blame(walk.killer, position, "it left no token alive")
+            reason = f"it left no token alive{_told(alone, [*before, walk.killer])}"
+            return _blame(walk.killer, position, reason)
         left_out[weakest.instance] = (
             f"{weakest.instance!r} was left out where no token stayed alive, "
             f"first at position {position} (on_dead_row='relax')"
@@ -130,6 +143,23 @@ def _last_soft(
         if element is killer:
             break
     return found
+
+
+def _before(elements: Iterable[Element], last: Element) -> list[Element]:
+    """Return the elements that run before `last`."""
+    return list(itertools.takewhile(lambda element: element is not last, elements))
+
+
+def _told(alone: Alone, elements: Iterable[Element]) -> str:
+    """Return what the stages of `elements` say of what they allow, as the end of a sentence."""
+    said = ""
+    for element in elements:
+        try:
+            text = element.stage.describe(alone.views[element.index].states[0])
+        except Exception:  # the row fails with the reason that it has
+            text = ""
+        said += f"; {element.instance!r} allows {text}" if text else ""
+    return said
 
 
 def _only(token: int, row: Tensor, notes: dict[str, str]) -> Rescued:

@@ -125,9 +125,13 @@ def _settle_stop_strings(values: dict[str, Any]) -> None:
 
 def _settle_greedy(values: dict[str, Any]) -> None:
     if values["temperature"] >= GREEDY_BELOW:
+        values["_idle_cuts"] = ()
         return
+    idle = tuple(name for name, off in _CUTS_OFF.items() if values[name] not in off)
+    values["_idle_cuts"] = values.get("_idle_cuts", ()) + idle
     values["top_p"], values["top_k"], values["min_p"] = 1.0, 0, 0.0
-    if values["n"] > 1 and not values["use_beam_search"]:
+    has_driver = values["use_beam_search"] or values["driver"] is not None
+    if values["n"] > 1 and not has_driver:
         refuse("n", values["n"], "1 with temperature 0, since greedy outputs are all equal")
 
 
@@ -140,7 +144,7 @@ def _check_candidates(values: dict[str, Any]) -> None:
         refuse("best_of", best_of, "at least 2 with use_beam_search, where it is the beam width")
     if beams:
         return
-    if candidates > 1 and values["temperature"] < GREEDY_BELOW:
+    if candidates > 1 and values["driver"] is None and values["temperature"] < GREEDY_BELOW:
         refuse("best_of", best_of, "1 with temperature 0, since greedy candidates are all equal")
     if values["early_stopping"] is not False:
         refuse("early_stopping", values["early_stopping"], "False without use_beam_search")
@@ -308,13 +312,20 @@ def check_entry(name: str, key: str, entry: Any, allowed: str) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _driver(value: Any) -> Any:
-    if value is not None:
-        check_entry("driver", "driver", value, 'None, a dict {"driver": name, ...} or a driver')
-    return value
+def _plugin(name: str) -> Rule:
+    """One plugin: its name, a dict with that under `name` and parameters, or an object."""
+    allowed = f'None, a name, a dict {{"{name}": name, ...}} or a {name} object'
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            check_entry(name, name, value, allowed)
+        return value
+
+    return check
 
 
 _UNBOUNDED = (-math.inf, math.inf)
+_CUTS_OFF: Mapping[str, tuple[float, ...]] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,)}
 
 # In the order of the checks; the remaining fields follow in the order of declaration.
 FIELD_RULES: dict[str, Rule] = {
@@ -359,6 +370,9 @@ FIELD_RULES: dict[str, Rule] = {
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "chain": _entries("chain", "stage"),
     "profile": text("profile", optional=True),
+    "preset": text("preset", optional=True),
+    "picker": _plugin("picker"),
+    "plan_review": flag("plan_review"),
     "on_dead_row": one_of("on_dead_row", ON_DEAD_ROW),
     "logprobs_mode": _logprobs_mode,
     "kept_set": flag("kept_set"),
@@ -367,7 +381,7 @@ FIELD_RULES: dict[str, Rule] = {
     "trace": one_of("trace", TRACE),
     "stops": _entries("stops", "stop"),
     "observers": _entries("observers", "observer"),
-    "driver": _driver,
+    "driver": _plugin("driver"),
 }
 
 # Fields whose value is a container, which its owner may edit in place.

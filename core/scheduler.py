@@ -6,6 +6,7 @@ Knows sequences, slots and block numbers; knows no tensors.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .kv_cache import BlockPool
@@ -44,13 +45,16 @@ class Scheduler:
         self.by_priority = by_priority
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.held: list[Sequence] = []  # in no order: they join `waiting` when released
         self.num_preemptions = 0
         self._ran_out = False  # blocks ran out in this step, so nobody new is let in
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._taken: Counter[int] = Counter()  # slots by request, of those that need several
+        self._reserved = 0  # free slots that such requests have a claim on
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is waiting or running."""
+        """Whether any sequence is waiting or running; held ones are not."""
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
@@ -58,12 +62,24 @@ class Scheduler:
         sequence.status = Status.WAITING
         bisect.insort(self.waiting, sequence, key=self._rank)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Keep a sequence that may not run yet; `release` puts it where it would stand by now."""
+        sequence.status = Status.HELD
+        self.held.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Queue a held sequence by its arrival."""
+        self.held.remove(sequence)
+        self.add(sequence)
+
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever it was doing, and free what it holds."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.status is Status.HELD:
+            self.held.remove(sequence)
         self._release(sequence)
         sequence.status = Status.FINISHED
 
@@ -76,6 +92,9 @@ class Scheduler:
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
             count = min(sequence.num_tokens - sequence.num_computed, budget)
+            if count == 0:  # all is computed: it waits for the lanes beside it
+                place += 1
+                continue
             if not self._grow(sequence, count, step):
                 continue  # this sequence left the list, so its place holds the next one
             step.work.append((sequence, count))
@@ -176,10 +195,16 @@ class Scheduler:
 
     def _admit(self, step: Schedule, budget: int) -> None:
         place = 0
+        is_full = False  # somebody waits for more slots than are free, so none is taken from them
         while place < len(self.waiting) and budget > 0 and self._free_slots:
             sequence = self.waiting[place]
-            if sequence.fork_from is not None and not sequence.fork_from.is_finished:
-                place += 1  # its prompt is on the way in another branch
+            if not self._may_enter(sequence, is_full):
+                is_full = True
+                place += 1
+                continue
+            is_forked = sequence.fork_from is not None and not sequence.fork_from.is_finished
+            if is_forked or sequence.is_pending:
+                place += 1  # its prompt, or what it goes on with, is on the way in another lane
                 continue
             self._reuse(sequence)
             count = sequence.num_tokens - sequence.num_computed
@@ -199,7 +224,7 @@ class Scheduler:
             if sequence.request.num_cached_tokens is None:
                 sequence.request.num_cached_tokens = sequence.num_reused
             sequence.blocks += blocks
-            sequence.slot = self._free_slots.pop()
+            self._take_slot(sequence)
             sequence.status = Status.RUNNING
             bisect.insort(self.running, sequence, key=self._rank)
             step.admitted.append(sequence)
@@ -244,3 +269,25 @@ class Scheduler:
         if sequence.slot >= 0:
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
+            wanted = sequence.request.num_slots
+            if wanted > 1:
+                taken = self._taken[id(sequence.request)] = self._taken[id(sequence.request)] - 1
+                self._reserved += 1 if taken else 1 - wanted
+                if not taken:
+                    del self._taken[id(sequence.request)]
+
+    def _may_enter(self, sequence: Sequence, is_full: bool) -> bool:
+        """Whether there is a slot for a sequence, and for those beside it that it would wait for.
+
+        Lanes that wait for each other and each hold a slot that another needs would wait for ever.
+        """
+        if sequence.request.num_slots > 1 and self._taken[id(sequence.request)]:
+            return True
+        return not is_full and len(self._free_slots) - self._reserved >= sequence.request.num_slots
+
+    def _take_slot(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+        wanted = sequence.request.num_slots
+        if wanted > 1:
+            self._reserved += -1 if self._taken[id(sequence.request)] else wanted - 1
+            self._taken[id(sequence.request)] += 1

@@ -61,6 +61,9 @@ class SeenTokens:
         self.device = device
         self.counts = torch.zeros(max_slots, vocab_size, dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros(max_slots, vocab_size, dtype=torch.bool, device=device)
+        # Bit i % 32 of word i // 32: token i was seen. Read by the kernels of a device alone.
+        words = -(-vocab_size // 32) if device.type != "cpu" else 0
+        self.bits = torch.zeros(max_slots, words, dtype=torch.int32, device=device)
         self.ids = torch.zeros(max_slots, 64, dtype=torch.int64, device=device)
         self._lengths = [0] * max_slots  # upper bound of distinct tokens, known to the host
         self._ends = torch.zeros(max_slots, dtype=torch.int64, device=device)
@@ -83,6 +86,7 @@ class SeenTokens:
             produced = torch.tensor(list(output), dtype=torch.int64, device=self.device)
             ones = torch.ones_like(produced, dtype=torch.int32)
             self.counts[slot].index_add_(0, produced, ones)
+        self._write_bits(slot)
 
     def accept(self, slots: Tensor, host_slots: Sequence[int], tokens: Tensor) -> None:
         """Count one generated token for each slot; `slots` and `tokens` are int64 [rows]."""
@@ -96,11 +100,31 @@ class SeenTokens:
         self.ids[slots, ends] = torch.where(fresh, tokens, kept)
         self._ends[slots] = ends + fresh
         self.counts[slots, tokens] += 1
+        if self.bits.shape[1]:
+            words = self.bits[slots, tokens >> 5]
+            self.bits[slots, tokens >> 5] = words | (1 << (tokens & 31)).int()
+
+    def copy(self, source: int, target: int) -> None:
+        """Make the history of slot `target` that of `source`."""
+        for table in (self.counts, self.in_prompt, self.ids, self._ends):
+            table[target] = table[source]
+        self._lengths[target] = self._lengths[source]
 
     def rollback(self, slot: int, tokens: Sequence[int]) -> None:
         """Take generated tokens back; a token left without a count stays listed, harmlessly."""
         gone = torch.tensor(list(tokens), dtype=torch.int64, device=self.device)
         self.counts[slot].index_add_(0, gone, torch.full_like(gone, -1, dtype=torch.int32))
+        self._write_bits(slot)
+
+    def _write_bits(self, slot: int) -> None:
+        """Set the bits of `slot` from its counts and its prompt."""
+        words = self.bits.shape[1]
+        if not words:
+            return
+        seen = (self.counts[slot] > 0) | self.in_prompt[slot]
+        padded = torch.nn.functional.pad(seen, (0, 32 * words - len(seen))).view(words, 32)
+        places = torch.arange(32, device=self.device)
+        self.bits[slot] = (padded.long() << places).sum(1).int()  # wraps to the same 32 bits
 
     def width(self, host_slots: Sequence[int]) -> int:
         """Return how many list places cover every slot in `host_slots`."""

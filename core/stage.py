@@ -8,9 +8,10 @@ never on the object. See `batch.py` for what `transform` is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .batch import PickView, Ranking, RowView, TapView
+    from .plan_report import PlanReport
     from .reasoning import ReasoningMarkers
+    from .request_params import RequestParams
 
 STAGE_API = 1
 
@@ -128,10 +131,22 @@ class BindContext:
     logprobs_mode: str = "raw_logprobs"  # the engine's, where the request names none
     reasoning: ReasoningMarkers | None = None  # where reasoning begins and ends, if it is known
     wish: Any = None  # for an observer that the request names: its checked Params
+    constraint_backends: Mapping[str, type[ConstraintBackend]] = field(default_factory=dict)
+    structured_outputs_config: Any = None  # the engine's StructuredOutputsConfig
+    shared: dict[str, Any] = field(default_factory=dict)  # what plugins keep for the engine's life
 
     def __post_init__(self) -> None:
         if self.prompt_len < 0:
             object.__setattr__(self, "prompt_len", len(self.prompt_ids))
+
+
+class Written(NamedTuple):
+    """What a sequence has written so far, as stages that tell of it are shown."""
+
+    text: str  # empty where the request wants no text
+    token_ids: Sequence[int]
+    finish_reason: str | None  # None while it runs
+    stop_reason: int | str | None
 
 
 class Stage:
@@ -155,7 +170,8 @@ class Stage:
     mandatory: ClassVar[bool] = False  # part of every chain, cannot be left out
     automatic: ClassVar[bool] = False  # part of every default chain; an own chain may omit it
     soft: ClassVar[bool] = True  # on_dead_row="relax" may leave it out; False for a grammar
-    kernel: ClassVar[Callable[..., object] | None] = None
+    yields: ClassVar[bool] = False  # gives way where a stage that is not soft allows only its bans
+    kernel: ClassVar[Any] = None  # a triton.jit function, or one for each mode; kernels/program.py
 
     class Params(StageParams):
         """No parameters."""
@@ -209,6 +225,19 @@ class Stage:
             if isinstance(value, int | float)
         }
 
+    @classmethod
+    def pending(cls, params: Any) -> Future[Any] | None:
+        """Return what must be done before a request with these bound parameters runs, or None.
+
+        The request waits without holding others up; what the future raises fails it alone.
+        """
+        return None
+
+    @classmethod
+    def remarks(cls, params: Any) -> Sequence[str]:
+        """Return sentences about these bound parameters for the notes of the plan."""
+        return ()
+
     # --- step -----------------------------------------------------------------------------------
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
@@ -241,6 +270,24 @@ class Stage:
         if output:
             self.accept(state, output)
         return state
+
+    @classmethod
+    def ended(cls, state: Any) -> bool:
+        """Say whether the sequence is over after its last token.
+
+        It then ends with the reason "stop", whatever `min_tokens` and `ignore_eos` say.
+        """
+        return False
+
+    @classmethod
+    def describe(cls, state: Any) -> str:
+        """Say in a few words what `state` allows, for the error of a row without a token alive."""
+        return ""
+
+    @classmethod
+    def result(cls, params: Any, state: Any, written: Written) -> Mapping[str, Any]:
+        """Return fields of CompletionOutput, by name; called whenever an output is made."""
+        return {}
 
 
 class CutParams(StageParams):
@@ -370,6 +417,17 @@ class Tap(Enum):
     RAW = "raw"  # before every stage
     MASKED = "masked"  # after MASK and FORCE
     FINAL = "final"  # what the picker saw
+    EACH = "each"  # after every stage; `measure` finds an `After` for each, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """The point right after one stage of the chain, by its instance id; not the picker's."""
+
+    instance: str
+
+
+Point = Tap | After
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +439,7 @@ class Ending:
     reason: str  # the finish_reason
     num_tokens: int
     mean_logprob: float | None  # of its tokens, before every stage; None without tokens
+    error: str | None = None  # the sentence, where the reason is "error"
 
 
 class Observer:
@@ -399,14 +458,21 @@ class Observer:
         """Return this request's order (hashable; equal orders are measured together), or None."""
         raise NotImplementedError(f"observer {self.name!r} does not implement bind")
 
-    def taps(self, order: Any) -> frozenset[Tap]:
-        """Return the taps that `order` reads."""
+    def taps(self, order: Any) -> frozenset[Point]:
+        """Return the points that `order` reads.
+
+        An `After` names a stage that runs in the request, or the request is refused.
+        """
         raise NotImplementedError(f"observer {self.name!r} does not implement taps")
 
     def measure(
-        self, order: Any, taps: Mapping[Tap, TapView], tokens: Tensor
+        self, order: Any, taps: Mapping[Any, TapView], tokens: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return small tensors [rows, ...] about the chosen `tokens` [rows]; runs on the device."""
+        """Return small tensors [rows, ...] about the chosen `tokens` [rows]; runs on the device.
+
+        `taps` has a view for each `Point`, those of the request's other observers too, in the order
+        of the chain.
+        """
         raise NotImplementedError(f"observer {self.name!r} does not implement measure")
 
     def open(self, order: Any, tokenizer: Any) -> Any:
@@ -420,6 +486,12 @@ class Observer:
     def result(self, record: Any) -> Mapping[str, Any]:
         """Return fields of CompletionOutput, by name."""
         raise NotImplementedError(f"observer {self.name!r} does not implement result")
+
+    def planned(self, record: Any, plan: PlanReport) -> None:
+        """Take note of the chain that the sequence runs; called once, after `open`."""
+
+    def failed(self, record: Any, values: Mapping[str, Any]) -> None:
+        """Take note of the values of a step in which the sequence failed: it has no token."""
 
     def finish(self, record: Any, ending: Ending) -> None:
         """Take note that the sequence ended; called once, before its last `result`."""
@@ -527,16 +599,23 @@ class AttentionBackend(Protocol):
         ...
 
 
-@runtime_checkable
-class Driver(Protocol):
-    """Owns several sequences; no built-in one exists in this version."""
+class Reviewer:
+    """One rule about plans that are legal and defeat themselves; `name` is the rule.
 
-    name: ClassVar[str]
+    Asked once for each request, when it is admitted. What it finds is told in the plan's notes, and
+    logged once an engine; it can neither change nor refuse anything.
+    """
+
+    name: ClassVar[str] = ""
+
+    def review(self, report: PlanReport, request: RequestParams) -> Iterable[Finding]:
+        """Return findings about what runs (`report.order`) for `request`, none if all is well."""
+        raise NotImplementedError(f"reviewer {self.name!r} does not implement review")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A sub-command: `app` is a typer.Typer (a group) or a function (one command)."""
+    """A sub-command: `app` is a typer.Typer (a group), a function, or a TyperCommand (one)."""
 
     name: str
     app: Any

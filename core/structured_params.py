@@ -5,12 +5,14 @@ Each is a dataclass checked when it is made; an unknown keyword is refused with 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from .errors import ValidationError
+from .errors import NotInThisVersion, ValidationError
 from .param_rules import (
     Rule,
+    as_list,
     count,
     flag,
     one_of,
@@ -19,7 +21,6 @@ from .param_rules import (
     refuse_type,
     refuse_unknown,
     shown,
-    strings,
     text,
 )
 
@@ -50,7 +51,7 @@ def apply_rules(owner: object, rules: dict[str, Rule]) -> None:
         setattr(owner, name, rule(getattr(owner, name)))
 
 
-@dataclass
+@dataclass(repr=False)
 class StructuredOutputsParams(KnownKeywords):
     """What the output must look like: exactly one of the first six is set.
 
@@ -69,6 +70,7 @@ class StructuredOutputsParams(KnownKeywords):
     backend: str | None = None
     strict: bool = True
     format: str = "annotation"
+    choice_probs: bool = False  # ours: return how likely each option of `choice` was
     # Set by the engine when the constraint is compiled.
     _backend: str | None = field(default=None, init=False, repr=False, compare=False)
     _backend_was_auto: bool = field(default=False, init=False, repr=False, compare=False)
@@ -83,6 +85,17 @@ class StructuredOutputsParams(KnownKeywords):
                 value=given,
             )
         apply_rules(self, _STRUCTURED_RULES)
+        if self.choice_probs and self.choice is None:
+            refuse("choice_probs", True, "False without choice")
+
+    def __repr__(self) -> str:
+        """The fields that differ from their default; evaluates to an equal."""
+        given = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in fields(self)
+            if item.init and getattr(self, item.name) != item.default
+        ]
+        return f"StructuredOutputsParams({', '.join(given)})"
 
     def all_constraints_none(self) -> bool:
         """Say whether no constraint is set."""
@@ -144,9 +157,38 @@ class StructuredOutputsConfig(KnownKeywords):
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
+    compile_timeout: float = 10.0  # ours: seconds that one grammar may take
+    cache_bytes: int = 512 * 2**20  # ours: memory for compiled grammars
 
     def __post_init__(self) -> None:
         apply_rules(self, _CONFIG_RULES)
+        for name in ("reasoning_parser", "reasoning_parser_plugin"):
+            if getattr(self, name):
+                raise NotInThisVersion(
+                    f"structured_outputs_config.{name} is not in this version of decodekit; say "
+                    "where reasoning ends by the engine's reasoning_config",
+                    parameter="structured_outputs_config",
+                    value=getattr(self, name),
+                )
+
+
+def structured_outputs_config(value: Any) -> StructuredOutputsConfig | None:
+    """Normalise the engine argument: None, the object, a dict of its fields, or that as JSON."""
+    allowed = "a StructuredOutputsConfig, a dict of its fields or that as JSON text"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            refuse("structured_outputs_config", value, allowed)
+    if value is None or isinstance(value, StructuredOutputsConfig):
+        return value
+    if isinstance(value, dict):
+        return StructuredOutputsConfig(**value)
+    known = {name: getattr(value, name) for name in public_fields(StructuredOutputsConfig)
+             if hasattr(value, name)}  # fmt: skip
+    if "backend" not in known:
+        refuse_type("structured_outputs_config", value, allowed)
+    return StructuredOutputsConfig(**known)
 
 
 def early_stopping(name: str, *, optional: bool = False) -> Rule:
@@ -205,9 +247,13 @@ def _json(value: Any) -> Any:
 def _choice(value: Any) -> list[str] | None:
     if value is None:
         return None
-    chosen: list[str] = strings("choice")(value)
+    allowed = "a non-empty list of strings"  # one of them may be empty: then nothing is an answer
+    chosen: list[str] = as_list("choice", value, allowed)
+    for place, item in enumerate(chosen):
+        if not isinstance(item, str):
+            refuse_type(f"choice[{place}]", item, "a string")
     if not chosen:
-        refuse("choice", value, "a non-empty list of strings")
+        refuse("choice", value, allowed)
     return chosen
 
 
@@ -249,6 +295,7 @@ _STRUCTURED_RULES: dict[str, Rule] = {
     "backend": text("backend", optional=True),
     "strict": flag("strict"),
     "format": one_of("format", ("annotation", "assert")),
+    "choice_probs": flag("choice_probs"),
 }
 _REPETITION_RULES: dict[str, Rule] = {
     name: count(name, 0) for name in ("max_pattern_size", "min_pattern_size", "min_count")
@@ -271,4 +318,6 @@ _CONFIG_RULES: dict[str, Rule] = {
     "reasoning_parser": text("reasoning_parser", empty=True),
     "reasoning_parser_plugin": text("reasoning_parser_plugin", empty=True),
     "enable_in_reasoning": flag("enable_in_reasoning"),
+    "compile_timeout": real("compile_timeout", 0.0, float("inf"), open_low=True),
+    "cache_bytes": count("cache_bytes", 0),
 }

@@ -15,8 +15,9 @@ from types import ModuleType
 
 PACKAGE = __name__.partition(".")[0]
 
-# vLLM's path below the package -> our module in `core`.
+# vLLM's path below the package -> our module in `core`; `adapters` is a name of our own.
 ALIASES: dict[str, str] = {
+    "adapters": "adapters",
     "beam_search": "outputs",
     "config": "config",
     "config.model": "config",

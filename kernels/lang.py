@@ -5,13 +5,24 @@ decorated function still loads, so a stage file imports on any machine, and only
 `TritonMissingError`.
 """
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["HAS_TRITON", "TritonMissingError", "tl", "triton"]
+__all__ = [
+    "HAS_TRITON",
+    "INTERPRETED",
+    "TritonMissingError",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "tl",
+    "triton",
+]
 
 HAS_TRITON = find_spec("triton") is not None
+# Kernels run in Python, on tensors of the CPU. Read once, as Triton itself does.
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
 
 
 class TritonMissingError(RuntimeError):
@@ -57,7 +68,10 @@ class _TritonPlaceholder:
 class _LanguagePlaceholder:
     """The part of `triton.language` that a module touches while it loads: types in annotations."""
 
-    constexpr = int
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        """Stand for a constant of a kernel, or for the type of one in an annotation."""
+        return value
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TritonMissingError(
@@ -74,3 +88,11 @@ elif HAS_TRITON:
 else:
     triton = _TritonPlaceholder()
     tl = _LanguagePlaceholder()
+
+gdc_wait: Any = None
+gdc_launch_dependents: Any = None
+if HAS_TRITON and not INTERPRETED:
+    from triton.language.extra import cuda
+
+    gdc_wait = cuda.gdc_wait
+    gdc_launch_dependents = cuda.gdc_launch_dependents

@@ -6,6 +6,7 @@ runs.
 
 from __future__ import annotations
 
+from .fused.blocks import divide
 from .reference.attention import attend_grouped, read_pages, write_pages
 from .reference.mass import (
     ONE,
@@ -44,6 +45,7 @@ __all__ = [
     "RowEntropy",
     "RowSpread",
     "attend_grouped",
+    "divide",
     "exponential_for_ids",
     "num_segments",
     "purpose_of",

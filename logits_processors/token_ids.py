@@ -35,3 +35,8 @@ def pairs(lists: Sequence[Sequence[int]], device: torch.device) -> Pairs:
     flat = torch.tensor([token for ids in lists for token in ids], dtype=torch.int64)
     rows = torch.arange(len(lists)).repeat_interleave(lengths)
     return Pairs(rows.to(device), flat.to(device))
+
+
+def bans(places: Pairs) -> tuple[Pairs, Tensor]:
+    """Return `places` with -inf to be added at each."""
+    return places, torch.full((len(places.ids),), -torch.inf, device=places.ids.device)

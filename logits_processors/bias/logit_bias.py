@@ -48,8 +48,12 @@ class LogitBias(Stage):
     def is_identity(cls, params: Any) -> bool:
         return not params.bias or not any(params.bias.values())
 
+    def sparse(self, rows: RowView) -> tuple[Pairs, Tensor]:
+        """Return places in row order and what is added there."""
+        return rows.cached("bias", lambda: _layout(rows))
+
     def transform(self, logits: Tensor, rows: RowView) -> None:
-        places, values = rows.cached("bias", lambda: _layout(rows))
+        places, values = self.sparse(rows)
         logits[places] += values  # a row names no token twice
 
 

@@ -29,11 +29,55 @@ from ...core.batch import RowView, Seen
 from ...core.errors import ChainError
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Need, Stage, StageParams
+from ...kernels.lang import tl, triton
+from ...kernels.ops import divide
 from ..token_ids import Pairs, check_ids
 
 Scope = Literal["prompt", "output", "both"]
 Additive = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Floats = NDArray[np.float64]
+
+
+@triton.jit
+def repeat_both(y, seen, penalty):
+    """Divide or multiply the logits of seen tokens."""
+    return tl.where(seen, tl.where(y > 0, divide(y, penalty), y * penalty), y)
+
+
+@triton.jit
+def repeat_output(y, count, penalty):
+    """The same for generated tokens alone."""
+    return tl.where(count > 0, tl.where(y > 0, divide(y, penalty), y * penalty), y)
+
+
+@triton.jit
+def repeat_prompt(y, in_prompt, penalty):
+    """The same for tokens of the prompt alone."""
+    return tl.where(in_prompt, tl.where(y > 0, divide(y, penalty), y * penalty), y)
+
+
+@triton.jit
+def lower_by_count(y, count, penalty):
+    """Lower a logit for each time that its token was generated."""
+    return y - penalty * count.to(tl.float32)
+
+
+@triton.jit
+def lower_output(y, count, penalty):
+    """Lower the logits of generated tokens."""
+    return y - tl.where(count > 0, penalty, 0.0)
+
+
+@triton.jit
+def lower_prompt(y, in_prompt, penalty):
+    """Lower the logits of the prompt's tokens."""
+    return y - tl.where(in_prompt, penalty, 0.0)
+
+
+@triton.jit
+def lower_both(y, seen, penalty):
+    """Lower the logits of all tokens seen."""
+    return y - tl.where(seen, penalty, 0.0)
 
 
 class WindowParams(StageParams):
@@ -118,6 +162,11 @@ class RepetitionPenalty(Penalty):
     """Makes seen tokens less likely by a factor; below 1 it rewards them."""
 
     name = "repetition_penalty"
+    kernel = {
+        Path("both", False, False): repeat_both,
+        Path("output", False, False): repeat_output,
+        Path("prompt", False, False): repeat_prompt,
+    }
     fields = {"repetition_penalty": "penalty"}
     caps = replace(Penalty.caps, reads_zero=True)
     neutral = 1.0
@@ -153,6 +202,7 @@ class FrequencyPenalty(Penalty):
     """Makes tokens less likely by how often they occurred."""
 
     name = "frequency_penalty"
+    kernel = {Path("output", False, False): lower_by_count}
     fields = {"frequency_penalty": "penalty"}
     sums = True
 
@@ -170,6 +220,11 @@ class PresencePenalty(Penalty):
     """Makes tokens less likely that occurred at all."""
 
     name = "presence_penalty"
+    kernel = {
+        Path("both", False, False): lower_both,
+        Path("output", False, False): lower_output,
+        Path("prompt", False, False): lower_prompt,
+    }
     fields = {"presence_penalty": "penalty"}
 
     class Params(WindowParams):

@@ -21,9 +21,29 @@ from torch import Tensor
 from ...core.batch import Ranking, RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
 from ...kernels.ops import row_entropy
 from .share import best_share, weights_beside_best
 from .threshold import ThresholdCut
+
+
+@triton.jit
+def keep_epsilon(values, best, total, epsilon):
+    """Keep probabilities of epsilon or more, and the best token."""
+    share = 1099511627776.0 / tl.maximum(total, 1099511627776).to(tl.float64)
+    least = tl.minimum(epsilon.to(tl.float64) / share, 1.0)
+    return tl.exp((values - best).to(tl.float64)) >= least
+
+
+@triton.jit
+def keep_eta(values, best, total, mean_drop, epsilon):
+    """Keep probabilities of eta or more, eta falling with the entropy, and the best token."""
+    weight = tl.maximum(total.to(tl.float64) / 1099511627776.0, 1.0)
+    nats = tl.log(weight) + mean_drop
+    high = epsilon.to(tl.float64)
+    eta = tl.minimum(high, tl.sqrt(high) * tl.exp(-nats))
+    least = best.to(tl.float64) + tl.log(eta * weight)
+    return values.to(tl.float64) >= tl.minimum(least, best.to(tl.float64))
 
 
 class EpsilonParams(CutParams):
@@ -36,6 +56,7 @@ class Epsilon(CutStage):
     """Tokens of probability ε or more."""
 
     name = "epsilon"
+    kernel = keep_epsilon
     needs_mass = True
 
     class Params(EpsilonParams):
@@ -54,6 +75,7 @@ class Eta(ThresholdCut):
     """Tokens of probability η or more, η falling with the entropy."""
 
     name = "eta"
+    kernel = keep_eta
 
     class Params(EpsilonParams):
         """The highest bar."""

@@ -15,12 +15,20 @@ from torch import Tensor
 from ...core.batch import Ranking, RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
+
+
+@triton.jit
+def keep_near_best(values, best, p):
+    """Keep weights of p or more beside the best one."""
+    return tl.exp(values - best) >= p
 
 
 class MinP(CutStage):
     """Tokens at least p times as likely as the best one."""
 
     name = "min_p"
+    kernel = keep_near_best
     fields = {"min_p": "p"}
 
     class Params(CutParams):

@@ -13,14 +13,24 @@ from torch import Tensor
 from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, Stage
+from ...kernels.lang import tl, triton
 from ...kernels.ops import row_collision
 from .threshold import ThresholdCut
+
+
+@triton.jit
+def keep_p_less(values, best, total, squares):
+    """Keep what is as likely as a collision."""
+    weight = tl.maximum(total.to(tl.float64) / 1099511627776.0, 1.0)
+    least = best.to(tl.float64) + tl.log(tl.maximum(squares, 1.0) / weight)
+    return values.to(tl.float64) >= tl.minimum(least, best.to(tl.float64))
 
 
 class PLess(ThresholdCut):
     """Tokens at least as likely as a collision."""
 
     name = "p_less"
+    kernel = keep_p_less
 
     class Params(CutParams):
         """Only min_keep."""

@@ -15,13 +15,22 @@ from torch import Tensor
 from ...core.batch import Ranking, RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
 from .share import best_share, weights_beside_best
+
+
+@triton.jit
+def keep_top_a(values, best, total, a):
+    """Keep weights of a * max p or more beside the best one."""
+    share = 1099511627776.0 / tl.maximum(total, 1099511627776).to(tl.float64)
+    return tl.exp((values - best).to(tl.float64)) >= a.to(tl.float64) * share
 
 
 class TopA(CutStage):
     """Tokens at least a * max p times as likely as the best one."""
 
     name = "top_a"
+    kernel = keep_top_a
     needs_mass = True
 
     class Params(CutParams):

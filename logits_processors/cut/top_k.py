@@ -16,12 +16,26 @@ from torch import Tensor
 from ...core.batch import Ranking, RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
+
+
+@triton.jit
+def keep_top_k(values, ranks, k):
+    """Keep what equals the k-th value or is above it."""
+    return values >= tl.max(tl.where(ranks == k - 1, values, float("-inf")), 0)
+
+
+@triton.jit
+def keep_first_k(ranks, k):
+    """Keep the first k."""
+    return ranks < k
 
 
 class TopK(CutStage):
     """The k best tokens."""
 
     name = "top_k"
+    kernel = {"value": keep_top_k, "index": keep_first_k}
     fields = {"top_k": "k"}
 
     class Params(CutParams):

@@ -18,14 +18,23 @@ from torch import Tensor
 from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, Stage
+from ...kernels.lang import tl, triton
 from ...kernels.ops import row_spread
 from .threshold import ThresholdCut
+
+
+@triton.jit
+def keep_n_sigma(values, best, deviation, n):
+    """Keep what is within n standard deviations of the best logit."""
+    least = best.to(tl.float64) - n.to(tl.float64) * deviation
+    return values.to(tl.float64) >= tl.minimum(least, best.to(tl.float64))
 
 
 class TopNSigma(ThresholdCut):
     """Tokens within n standard deviations of the best logit."""
 
     name = "top_n_sigma"
+    kernel = keep_n_sigma
     aliases = ("nsigma",)
 
     class Params(CutParams):

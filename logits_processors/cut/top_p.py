@@ -21,12 +21,26 @@ from torch import Tensor
 from ...core.batch import Ranking, RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
+
+
+@triton.jit
+def keep_nucleus(before, total, p):
+    """Keep a token if the mass before it is below p."""
+    return before < tl.ceil(total.to(tl.float64) * p.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def keep_whole_nucleus(above, total, p):
+    """Keep a group of equals if the mass above it is below p."""
+    return above < tl.ceil(total.to(tl.float64) * p.to(tl.float64)).to(tl.int64)
 
 
 class TopP(CutStage):
     """The fewest tokens that hold a share p of the mass."""
 
     name = "top_p"
+    kernel = {"index": keep_nucleus, "value": keep_whole_nucleus}
     fields = {"top_p": "p"}
     needs_mass = True
 

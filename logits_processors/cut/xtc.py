@@ -24,6 +24,7 @@ from torch import Tensor
 from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, CutParams, CutStage, Stage
+from ...kernels.lang import tl, triton
 from ...kernels.ops import ONE, row_total, token_mass
 from ..token_ids import Pairs, check_ids, pairs
 
@@ -35,10 +36,23 @@ class Choice(NamedTuple):
     total: Tensor  # mass of the row, int64 [rows]
 
 
+@triton.jit
+def keep_all_but_top(values, ranks, best, total, fires, threshold, min_keep):
+    """Drop the tokens above the threshold but the last of them, where the draw says so."""
+    alive = values > float("-inf")
+    beside = total.to(tl.float64) * threshold.to(tl.float64) / 1099511627776.0
+    is_top = alive & (values.to(tl.float64) >= best.to(tl.float64) + tl.log(beside))
+    num_top = tl.sum(is_top.to(tl.int32), 0)
+    goes = is_top & (ranks < num_top - 1)
+    stay = tl.sum(alive.to(tl.int32), 0) - tl.sum(goes.to(tl.int32), 0)
+    return (goes & fires & (stay >= min_keep)) == 0
+
+
 class Xtc(CutStage):
     """Exclude top choices."""
 
     name = "xtc"
+    kernel = {("draw", False): keep_all_but_top}
     caps = Caps(random=True, graph_safe=True, spec="any-history")
 
     class Params(CutParams):

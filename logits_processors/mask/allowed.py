@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field, StrictInt
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Stage, StageParams
-from ..token_ids import Pairs, check_ids, pairs
+from ..token_ids import Pairs, bans, check_ids, pairs
 
 
 class AllowedTokens(Stage):
@@ -44,6 +45,14 @@ class AllowedTokens(Stage):
     @classmethod
     def is_identity(cls, params: Any) -> bool:
         return params.ids is None
+
+    def bits(self, rows: RowView) -> Tensor:
+        """Return a mask of each row, int32 [rows, words], bit i % 32 of word i // 32 for id i."""
+        words = np.zeros((len(rows), -(-rows.vocab_size // 32)), dtype=np.uint32)
+        for row, params in enumerate(rows.params):
+            ids = np.array(params.ids, dtype=np.int64)
+            np.bitwise_or.at(words[row], ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+        return torch.from_numpy(words.view(np.int32)).to(rows.device)
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
         places = _places(rows)
@@ -82,6 +91,17 @@ class SuppressTokens(Stage):
     @classmethod
     def table(cls, params: Any) -> dict[str, float | int]:
         return {}
+
+    def sparse(self, rows: RowView) -> tuple[Pairs, Tensor]:
+        """Return places in row order, and -inf to be added there."""
+        if not rows.mode:
+            return rows.cached("bans", lambda: bans(_places(rows)))
+        begins = (rows.host_positions == 0).tolist()
+        pairing = list(zip(rows.params, begins, strict=True))
+        return rows.cached(
+            ("bans", tuple(begins)),
+            lambda: bans(pairs([p.ids if begun else () for p, begun in pairing], rows.device)),
+        )
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
         places = _places(rows)

@@ -19,7 +19,7 @@ from ...core.batch import RowView
 from ...core.errors import ChainError
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Need, Stage, StageParams
-from ..token_ids import Pairs, check_ids, pairs
+from ..token_ids import Pairs, bans, check_ids, pairs
 
 Sequences = tuple[tuple[int, ...], ...]
 Endings = dict[int, list[tuple[int, ...]]]  # last token before the banned one -> sequences
@@ -59,6 +59,21 @@ class BadWords(Stage):
     @classmethod
     def is_identity(cls, params: Any) -> bool:
         return not (params.sequences if isinstance(params, cls.Bound) else params.words)
+
+    def sparse(self, rows: RowView) -> tuple[Pairs, Tensor]:
+        """Return places in row order, and -inf to be added there."""
+        endings: list[Endings] = rows.cached(
+            "endings", lambda: [_endings(params.sequences) for params in rows.params]
+        )
+        completed = [tuple(_completed(ending, rows, row)) for row, ending in enumerate(endings)]
+
+        def build() -> tuple[Pairs, Tensor]:
+            single = [[s[0] for s in p.sequences if len(s) == 1] for p in rows.params]
+            both = zip(single, completed, strict=True)
+            return bans(pairs([[*always, *now] for always, now in both], rows.device))
+
+        # Mostly nothing is completed, and then the tensors of the last step serve again.
+        return rows.cached("bans", build) if not any(completed) else build()
 
     def transform(self, logits: Tensor, rows: RowView) -> None:
         places: Pairs = rows.cached("single", lambda: _single_tokens(rows))

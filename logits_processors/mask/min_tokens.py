@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from ...core.batch import RowView
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Stage, StageParams
-from ..token_ids import Pairs, pairs
+from ..token_ids import Pairs, bans, pairs
 
 
 class MinTokens(Stage):
@@ -28,6 +29,7 @@ class MinTokens(Stage):
     form = Form.ELEMENTWISE
     fields = {"min_tokens": "n"}
     caps = Caps(spec="any-history")
+    yields = True  # a grammar that allows nothing but the end wins
 
     class Params(StageParams):
         """How many tokens must exist before the sequence may end."""
@@ -49,18 +51,24 @@ class MinTokens(Stage):
     def is_identity(cls, params: Any) -> bool:
         return not params.n or (isinstance(params, cls.Bound) and not params.ids)
 
+    def sparse(self, rows: RowView) -> tuple[Pairs, Tensor]:
+        """Return places in row order, and -inf to be added there."""
+        least = rows.cached("n", lambda: np.array([params.n for params in rows.params]))
+        early: NDArray[np.bool_] = rows.host_positions < least
+        # The same tensors as long as the same rows are early, so that they are laid out once.
+        return rows.cached(("bans", early.tobytes()), lambda: bans(_places(rows, early)))
+
     def transform(self, logits: Tensor, rows: RowView) -> None:
         least = rows.cached("n", lambda: np.array([params.n for params in rows.params]))
         early = rows.host_positions < least
-        if not early.any():
-            return
-        places: Pairs = rows.cached(
-            "places", lambda: pairs([params.ids for params in rows.params], rows.device)
-        )
-        if not early.all():
-            chosen = torch.from_numpy(early).to(rows.device)[places.rows]
-            places = Pairs(places.rows[chosen], places.ids[chosen])
-        logits[places] = -torch.inf
+        if early.any():
+            logits[self.sparse(rows)[0]] = -torch.inf
+
+
+def _places(rows: RowView, early: NDArray[np.bool_]) -> Pairs:
+    pairing = zip(rows.params, early, strict=True)
+    lists = [params.ids if is_early else () for params, is_early in pairing]
+    return pairs(lists, rows.device)
 
 
 @hookimpl

@@ -16,6 +16,7 @@ from ...core.batch import RowView
 from ...core.errors import ChainError
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Stage, StageParams
+from ...kernels.ops import divide
 
 LOWEST = 0.01
 
@@ -24,6 +25,7 @@ class Temperature(Stage):
     """Flattens or sharpens the distribution."""
 
     name = "temperature"
+    kernel = divide
     kind = Kind.SHAPE
     form = Form.ELEMENTWISE
     fields = {"temperature": "t"}

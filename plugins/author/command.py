@@ -1,10 +1,13 @@
-"""`decodekit plugin`: the plugins that are there, and what became of each."""
+"""`decodekit plugin`: the plugins that are there, and what became of each.
+
+`new`, `check`, `doctor` and `reload` stand in `author_commands.py`, which joins them to the group.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -21,7 +24,7 @@ NAME_WIDTH = 24  # letters of a name that still leave room for the rest on a nar
 
 @app.callback()
 def _plugin() -> None:
-    """See the plugins."""
+    """See, write, check and reload plugins."""
 
 
 @app.command("list")
@@ -45,15 +48,18 @@ def list_plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Write a JSON list.")] = False,
 ) -> None:
     """List every plugin that was found, with its state and the reason for it."""  # fmt: skip
-    with warnings.catch_warnings():
-        # The list itself tells what is wrong.
-        warnings.filterwarnings("ignore", message="plugin trouble", category=RuntimeWarning)
-        registry = Registry.load(plugins=plugin or (), autoload=not no_plugin_autoload)
-    plugins = registry.plugins()
+    plugins = loaded(plugin or (), autoload=not no_plugin_autoload).plugins()
     if as_json:
         print(json.dumps([described(info) for info in plugins], indent=2))
     else:
         show(plugins)
+
+
+def loaded(plugins: Sequence[str], *, autoload: bool) -> Registry:
+    """Load a registry without its warning: the command tells itself what is wrong."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="plugin trouble", category=RuntimeWarning)
+        return Registry.load(plugins=plugins, autoload=autoload)
 
 
 def described(info: PluginInfo) -> dict[str, Any]:
@@ -116,4 +122,8 @@ def _offers(info: PluginInfo) -> str:
 
 @hookimpl
 def decodekit_commands() -> Iterable[CommandSpec]:
-    return [CommandSpec("plugin", app, "See the plugins (also: plugins).", aliases=("plugins",))]
+    from .author_commands import join
+
+    join(app)
+    help = "See, write, check and reload plugins (also: plugins)."
+    return [CommandSpec("plugin", app, help, aliases=("plugins",))]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...core.errors import ValidationError
+
 
 class DenseAttention:
     """An attention step over plain key/value lists: float32 softmax, one sequence at a time.
@@ -95,3 +97,57 @@ def _softmax_attention(
         scores = torch.cat((scores, column), dim=-1)
     weights = scores.softmax(dim=-1)[..., : keys.shape[0]]
     return torch.einsum("htn,nhd->thd", weights, values)
+
+
+class ByteTokens:
+    """As much of a tokenizer as stages ask for: a token a byte, ids 0..255, in a vocabulary of n.
+
+    Raises ValidationError for text that needs an id from `size` on.
+    """
+
+    def __init__(self, size: int = 256) -> None:
+        self.vocab_size = size
+        self.max_token_id = size - 1
+        self.special_ids: frozenset[int] = frozenset()
+        self.bos_token_id = self.eos_token_id = self.pad_token_id = None
+        self.end_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the bytes of `text`."""
+        ids = list(text.encode())
+        if ids and max(ids) >= self.vocab_size:
+            raise ValidationError(
+                f"text must be spelt with ids below {self.vocab_size}, got {text!r}",
+                parameter="text",
+                value=text,
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of `ids`; what is no byte is left out."""
+        return bytes(token for token in ids if 0 <= token < 256).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token, nothing outside the vocabulary."""
+        return bytes([token_id]) if self.has_token(token_id) else b""
+
+    def piece(self, token_id: int) -> str | bytes:
+        """Return the text of a token by itself."""
+        return self.token_bytes(token_id)
+
+    def has_token(self, token_id: int) -> bool:
+        """Say whether an id has a text."""
+        return 0 <= token_id < min(self.vocab_size, 256)
+
+    def bad_word_sequences(self, word: str) -> list[list[int]]:
+        """Return the bare and the spaced form of a word."""
+        forms = [self.encode(word, False), self.encode(f" {word}", False)]
+        return [form for form in forms if form]
+
+    def decoded_tokens(self, ids: Sequence[int], context_ids: Sequence[int] = ()) -> list[str]:
+        """Return the text of each token, as observers ask for it."""
+        return [self.token_bytes(token).decode(errors="replace") for token in ids]
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        return self.encode(text, False)

@@ -34,7 +34,7 @@ def explain(
     engine = open_engine(engine_args)
     params = sampling.build(engine)
     report = engine.explain(params)
-    others = other_fields(engine, sampling, params)
+    others = other_fields(engine, params)
     if as_json:
         fields = {name: {"value": value, "from": source} for name, value, source in others}
         found = {"model": engine.model_name, **report.to_dict(), "fields": fields}
@@ -43,20 +43,14 @@ def explain(
         show(engine.model_name, report, others)
 
 
-def other_fields(
-    engine: LLMEngine, sampling: Sampling, params: SamplingParams
-) -> list[tuple[str, Any, str]]:
+def other_fields(engine: LLMEngine, params: SamplingParams) -> list[tuple[str, Any, str]]:
     """Return the request fields that no stage of the chain takes: name, value, source."""
-    of_stages = {*engine.parts.registry.fields, "chain"}
+    of_stages = {*engine.parts.registry.fields, "chain", "picker"}
     found = []
     for name in DEFAULTS:
         if name not in params.fields_set or name in of_stages:
             continue
-        if name in sampling.fields:
-            source = "request"
-        else:
-            source = "generation_config" if name in engine.sampling_defaults else "this command"
-        found.append((name, getattr(params, name), source))
+        found.append((name, getattr(params, name), params.sources.get(name, "request")))
     return found
 
 

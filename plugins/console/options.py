@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.config import EngineArgs
 from ...core.errors import ValidationError
+from ...core.generation_config import LAYER as MODEL_LAYER
 from ...core.params import SamplingParams
+from ...core.presets import resolve
 from ...core.stage import Kind
 from .chain_text import parse_chain
 from .shared import Group, Opt
@@ -22,6 +24,7 @@ from .shared import Group, Opt
 if TYPE_CHECKING:
     from ...core.engine import LLMEngine
 
+COMMAND_LAYER = "this command"  # of values that a command assumes
 MAX_TOKENS = 512  # of an answer, where neither the user nor the model says otherwise
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -65,6 +68,7 @@ _ENGINE = (
         "generation_config", str, "Sampling defaults: auto (the model's), vllm (none) or a folder."
     ),
     Opt("profile", str, "The named default chain."),
+    Opt("preset_file", str, "Presets of yours, in TOML or JSON.", metavar="FILE"),
     Opt("no_fusion", bool, "Run every stage by itself."),
     Opt("debug", bool, "Check every stage as it runs; show tracebacks of errors."),
     Opt("engine_json", str, "Further arguments of LLM().", metavar="JSON", flags=("--engine",)),
@@ -102,6 +106,12 @@ _SAMPLING = (
         "chain",
         str,
         "The whole chain in order: temperature=0.7,top_p(p=0.9,min_keep=2), or JSON.",
+    ),
+    Opt(
+        "preset",
+        str,
+        "A named set of these options (`decodekit presets list`); what else is given wins.",
+        metavar="NAME",
     ),
     Opt("params_json", str, "Any SamplingParams fields.", metavar="JSON", flags=("--params",)),
 )
@@ -150,7 +160,8 @@ class Sampling:
             fields["logit_bias"] = json_object("--logit-bias", fields["logit_bias"])
         refuse_twice("--params", more, fields if chain is None else {**fields, "chain": chain})
         fields.update(more)
-        SamplingParams.from_optional(**fields)  # a bad value is refused before a model is loaded
+        # A bad value is refused before a model is loaded.
+        SamplingParams.from_optional(**{"max_tokens": MAX_TOKENS, **fields})
         return cls(fields, chain)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Sampling:
@@ -168,14 +179,22 @@ class Sampling:
         registry = engine.parts.registry
         if self.chain is not None:
             given["chain"] = parse_chain(self.chain, registry)
+        presets = engine.parts.presets
+        named = presets.find(given["preset"]) if "preset" in given else engine.parts.preset
         defaults = {"max_tokens": MAX_TOKENS, **engine.sampling_defaults}
-        if given.get("chain") is not None:
-            listed = {stage_name(item) for item in given["chain"]}
+        chain = given.get("chain") or (None if named is None else named.fields.get("chain"))
+        if chain is not None:
+            listed = {stage_name(item) for item in chain}
             for name, (stage, _) in registry.fields.items():
                 is_free = stage.kind in (Kind.MASK, Kind.FORCE)  # these join any chain
                 if not is_free and listed.isdisjoint((stage.name, *stage.aliases)):
                     defaults.pop(name, None)
-        return SamplingParams.from_optional(**{**defaults, **given})
+        params = SamplingParams.from_optional(**{**defaults, **given})
+        params.note_layer([name for name in defaults if name not in given], MODEL_LAYER)
+        if "max_tokens" not in given and "max_tokens" not in engine.sampling_defaults:
+            params.note_layer(["max_tokens"], COMMAND_LAYER)
+        resolve(params, presets, engine.parts.preset)
+        return params
 
 
 def stage_name(item: object) -> str:

@@ -52,6 +52,14 @@ class Group:
     panels: Mapping[str, Sequence[Opt]]
     make: Callable[[dict[str, Any]], Any]
 
+    def without(self, *names: str) -> Group:
+        """Return the group without the options of these names."""
+        panels = {
+            panel: [opt for opt in opts if opt.name not in names]
+            for panel, opts in self.panels.items()
+        }
+        return Group(panels, self.make)
+
     def parameters(self) -> list[inspect.Parameter]:
         """Describe every option."""
         return [opt.parameter(panel) for panel, opts in self.panels.items() for opt in opts]

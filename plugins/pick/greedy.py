@@ -16,6 +16,7 @@ class Greedy(Picker):
     """The best token, without noise."""
 
     name = "greedy"
+    kernel = "greedy"
     caps = Caps(graph_safe=True, spec="any-history")
 
     def pick(self, view: PickView, rows: RowView) -> Tensor:

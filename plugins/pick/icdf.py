@@ -27,6 +27,7 @@ class InverseCdf(Picker):
     """A draw with one number a row."""
 
     name = "icdf"
+    kernel = "icdf"
     caps = Caps(random=True, graph_safe=True, spec="any-history")
 
     class Params(StageParams):

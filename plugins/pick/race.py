@@ -24,6 +24,7 @@ class Race(Picker):
     """The default draw."""
 
     name = "race"
+    kernel = "race"
     aliases = ("gumbel",)
     caps = Caps(random=True, spec="any-history")
 

@@ -5,14 +5,17 @@ Test modules name `Bench` and `Make` for the type checker alone; at run time the
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -21,10 +24,13 @@ from torch import Tensor
 from decodekit import LLM, CompletionOutput, RequestOutput, SamplingParams
 from decodekit.core.engine import LLMEngine
 from decodekit.plugins.author.table_model import byte_alphabet, flat_table, write_table_model
+from decodekit.plugins.serve.live import LiveServer
+from decodekit.plugins.serve.settings import ServeSettings
 from decodekit.sampling_params import RequestOutputKind
 
 CENSUS = Path(__file__).with_name("census.tsv")
 Make = Callable[..., "Bench"]
+MakeSite = Callable[..., "Site"]
 Prompts = Sequence[Any]
 Params = SamplingParams | Sequence[SamplingParams]
 
@@ -411,3 +417,126 @@ def _ascii_tokenizer(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+class Site:
+    """One live server, and the ways in which a case talks to it."""
+
+    def __init__(self, server: LiveServer, table: Tensor) -> None:
+        self.server = server
+        self.table = table
+        self.http = httpx.Client(base_url=server.url, timeout=60)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Post a body that must be answered; return the answer, which must be strict JSON."""
+        answer = self.post(path, body)
+        assert answer.status_code == 200, answer.text
+        return strict_json(answer.text)
+
+    def chat(self, **body: Any) -> Any:
+        body.setdefault("messages", [{"role": "user", "content": "hi"}])
+        return self.ask("/v1/chat/completions", **body)
+
+    def complete(self, **body: Any) -> Any:
+        return self.ask("/v1/completions", **body)
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, which must end in [DONE] and hold strict JSON."""
+        answer = self.post(path, {**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        lines = [line for line in answer.text.split("\n") if line]
+        assert lines[-1] == "data: [DONE]", answer.text
+        return [strict_json(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    def chat_events(self, **body: Any) -> list[dict[str, Any]]:
+        body.setdefault("messages", [{"role": "user", "content": "hi"}])
+        return self.events("/v1/chat/completions", **body)
+
+    def refused(self, path: str, body: Any, *, status: int = 400) -> dict[str, Any]:
+        """Post what must be refused; return the error."""
+        answer = self.post(path, body)
+        assert answer.status_code == status, answer.text
+        error: dict[str, Any] = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == status
+        return error
+
+    def count(self, name: str) -> float:
+        """The metric `name` of the engine."""
+        engine = self.server.engine
+        return next(m.value for m in engine.get_metrics() if m.name == f"decodekit:{name}")
+
+    def check_answers(self) -> None:
+        """The server answers: a greedy request gives what the table says."""
+        body = {"prompt": [1], "temperature": 0, "max_tokens": 4, "ignore_eos": True,
+                "return_token_ids": True}  # fmt: skip
+        token, path = 1, []
+        for _ in range(4):
+            token = int(self.table[token].numpy().argmax())
+            path.append(token)
+        assert self.complete(**body)["choices"][0]["token_ids"] == path
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON without NaN and infinities."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def writes(text: str | bytes | Sequence[int], **fields: Any) -> dict[str, Any]:
+    """Fields of a body that make the model write these bytes or ids, then what it likes."""
+    ids = list(text.encode() if isinstance(text, str) else text)
+    entry = {"stage": "forced_tokens", "prefix": ids}
+    return {"chain": [entry], "temperature": 1.0, "max_tokens": len(ids), **fields}
+
+
+@pytest.fixture(scope="session", name="writes")
+def writes_fixture() -> Callable[..., dict[str, Any]]:
+    """Return the maker of bodies that spell."""
+    return writes
+
+
+@pytest.fixture(scope="session")
+def make_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSite]:
+    """Serve a table; `model` and `settings` are for the table model and the server."""
+    with ExitStack() as stack:
+
+        def serve(
+            table: Tensor,
+            *,
+            model: dict[str, Any] | None = None,
+            settings: dict[str, Any] | None = None,
+            **engine: Any,
+        ) -> Site:
+            folder = tmp_path_factory.mktemp("site")
+            write_table_model(folder, table, **(model or {}))
+            engine.setdefault("max_num_seqs", 64)
+            own = ServeSettings(**{"served_model_name": ["T"], **(settings or {})})
+            server = LiveServer(str(folder), settings=own, **engine)
+            site = Site(stack.enter_context(server), table)
+            stack.callback(site.http.close)
+            return site
+
+        yield serve
+
+
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def byte_site(make_site: MakeSite) -> Site:
+    """256 byte tokens of which the first 64 are equally likely, an end token, a chat template."""
+    from decodekit.plugins.author.table_model import byte_tokenizer
+
+    tokenizer = byte_tokenizer(special=["<end>"], eos="<end>", chat_template=PLAIN_TEMPLATE)
+    table = flat_table(257)
+    return make_site(table, model={"tokenizer": tokenizer, "eos_token_id": 256})

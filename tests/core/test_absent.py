@@ -46,7 +46,6 @@ ENGINE_ASKS: dict[str, Any] = {
     "limit_mm_per_prompt": {"image": 1},
     "mm_processor_cache_gb": 1,
     "pooler_config": {"task": "embed"},
-    "structured_outputs_config": {"backend": "xgrammar"},
     "attention_config": {"backend": "x"},
     "compilation_config": 3,
     "kv_cache_dtype": "fp8",
@@ -67,8 +66,6 @@ ENGINE_ASKS: dict[str, Any] = {
 # One set of asking fields for each request field of the table.
 FIELD_ASKS: dict[str, dict[str, Any]] = {
     "use_beam_search": {"use_beam_search": True, "best_of": 2},
-    "structured_outputs": {"structured_outputs": {"regex": "a"}},
-    "trace": {"trace": "summary"},
     "stops": {"stops": [{"stop": "x"}]},
     "driver": {"driver": {"driver": "x"}},
 }
@@ -104,6 +101,7 @@ WORKING: dict[str, Any] = {
     "kept_set": True,
     "entropy": True,
     "output_tensors": True,
+    "trace": "tokens",
     "observers": ["confidence"],
     "truncate_prompt_tokens": 4,
     "thinking_token_budget": 0,
@@ -183,7 +181,7 @@ def test_every_row_is_one_sentence_of_its_own(row: Absent) -> None:
     "name",
     ["enable_lora", "embed", "classify", "score", "reward", "encode",
      "update_weights", "beam_search", "tool_server", 
-     "serve", "speculative_config", "tensor_parallel_size"],
+     "run-batch", "speculative_config", "tensor_parallel_size"],
 )  # fmt: skip
 def test_refuse_knows_what_the_references_name(name: str) -> None:
     with pytest.raises(NotInThisVersion, match=name):

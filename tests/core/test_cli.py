@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from decodekit.core import absent
 from decodekit.core.cli import app
 
-BUILT_IN = ("chat", "generate", "explain", "doctor", "demo", "plugin")
+BUILT_IN = ("serve", "chat", "generate", "explain", "doctor", "demo", "presets", "schema", "plugin")
 Install = Callable[[str, str], None]
 
 

@@ -1,0 +1,1 @@
+"""Triton: the same operations as `reference`, one read of the logits for a whole chain."""

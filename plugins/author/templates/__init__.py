@@ -1,0 +1,1 @@
+"""The files that `decodekit plugin new` writes, with $names to fill in."""

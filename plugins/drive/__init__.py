@@ -1,0 +1,1 @@
+"""Drivers: plugins that own the sequences of a request."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server, itself a plugin: it does nothing that AsyncLLM does not."""

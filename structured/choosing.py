@@ -1,0 +1,194 @@
+"""Which backend takes a grammar: the first installed one that is exact, or a refusal that says why.
+
+The choice depends on the grammar and on what is installed, never on what ran before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any, NamedTuple
+
+from ..core.constraint import ConstraintBackend, GrammarSpec, Refusal, Suited, Vocabulary
+from ..core.errors import ValidationError, did_you_mean
+
+AUTO = "auto"
+_FIELD = "structured_outputs.backend"
+# What makes a schema dear for xgrammar; guidance then comes first.
+_DEAR = frozenset(
+    "pattern minLength maxLength format allOf oneOf not if patternProperties propertyNames "
+    "minProperties unevaluatedProperties dependentSchemas contains uniqueItems".split()
+)
+_MOST_NAMED = 8  # refusals that an error spells out
+
+
+class Candidate(NamedTuple):
+    """A backend, ready for the vocabulary, and what it makes of a spec."""
+
+    backend: ConstraintBackend
+    suited: Suited
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.backend.name
+
+
+class Backends:
+    """The grammar compilers of one engine, each made at its first use."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        classes: Mapping[str, type[ConstraintBackend]],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._classes = dict(classes)
+        self._settings = dict(settings)
+        self._made: dict[str, ConstraintBackend] = {}
+        self._lock = Lock()
+
+    def candidates(
+        self, spec: GrammarSpec, wanted: str = AUTO, *, strict: bool = True, insist: bool = True
+    ) -> Iterator[Candidate]:
+        """Yield the backends that may compile `spec`, best first; at least one.
+
+        wanted: a name, an alias or "auto". A named backend never gives way to another, but for a
+        choice: without `insist` (the name is only the engine's default) that is the trie's.
+        strict: False takes an approximation where nothing is exact; its refusals are in `suited`.
+
+        Raises ValidationError with every keyword that stands in the way, by its JSON pointer.
+        """
+        if wanted != AUTO and spec.kind == "choice" and not insist:
+            wanted = AUTO
+        names = self._ordered(spec) if wanted == AUTO else [self._installed(wanted)]
+        refused: list[Candidate] = []
+        found = False
+        for name in names:
+            backend = self._get(name)
+            candidate = Candidate(backend, backend.suit(spec))
+            if candidate.suited.refusals:
+                refused.append(candidate)
+            else:
+                found = True
+                yield candidate
+        if found:
+            return
+        able = [candidate for candidate in refused if _knows_kind(candidate, spec)]
+        if strict or not able:
+            self._refuse(spec, able or refused)
+        yield from (_lenient(candidate) for candidate in able)
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that a request may give, aliases last."""
+        aliases = [alias for one in self._classes.values() for alias in one.aliases]
+        return [*self._classes, *aliases]
+
+    def close(self) -> None:
+        """Close the backends that have something to close."""
+        for backend in self._made.values():
+            close = getattr(backend, "close", None)
+            if close is not None:
+                close()
+
+    def _ordered(self, spec: GrammarSpec) -> list[str]:
+        installed = [name for name, one in self._classes.items() if one.missing() is None]
+        first = 9.5 if _is_cheap(spec) else None  # just before guidance
+
+        def rank(name: str) -> tuple[float, str]:
+            if name == "xgrammar" and first is not None:
+                return (first, name)
+            return (self._classes[name].rank, name)
+
+        return sorted(installed, key=rank)
+
+    def _installed(self, wanted: str) -> str:
+        for name, one in self._classes.items():
+            if wanted == name or wanted in one.aliases:
+                hint = one.missing()
+                if hint is not None:
+                    raise ValidationError(
+                        f"{_FIELD} {wanted!r} cannot be used: {hint}",
+                        parameter=_FIELD,
+                        value=wanted,
+                    )
+                return name
+        known = [AUTO, *self.names]
+        raise ValidationError(
+            f"{_FIELD} must be one of {', '.join(known)}, got {wanted!r}"
+            f"{did_you_mean(wanted, known)}",
+            parameter=_FIELD,
+            value=wanted,
+        )
+
+    def _get(self, name: str) -> ConstraintBackend:
+        with self._lock:
+            made = self._made.get(name)
+            if made is None:
+                made = self._made[name] = self._classes[name](self._vocabulary, self._settings)
+            return made
+
+    def _refuse(self, spec: GrammarSpec, refused: Sequence[Candidate]) -> None:
+        tried = [(c.name, refusal) for c in refused for refusal in c.suited.refusals]
+        shown = "; ".join(f"{name}: {said(refusal)}" for name, refusal in tried[:_MOST_NAMED])
+        if len(tried) > _MOST_NAMED:
+            shown += f"; and {len(tried) - _MOST_NAMED} more"
+        hints = [hint for one in self._classes.values() if (hint := one.missing())]
+        text = f"{spec.kind} cannot be enforced exactly ({shown or 'no backend is installed'})"
+        if spec.kind in ("json", "json_object"):
+            text += "; strict=False generates approximately and checks the text"
+        if hints:
+            text += f"; {'; '.join(hints)}"
+        raise ValidationError(text, parameter=spec.kind, value=spec.text)
+
+
+def said(refusal: Refusal) -> str:
+    """One refusal as part of a sentence."""
+    where = f" at {refusal.pointer}" if refusal.pointer else ""
+    return f"{refusal.what}{where} ({refusal.reason})"
+
+
+def _knows_kind(candidate: Candidate, spec: GrammarSpec) -> bool:
+    """Whether a backend refused parts of the grammar, and not its kind as a whole."""
+    return all(refusal.what != spec.kind for refusal in candidate.suited.refusals)
+
+
+def _lenient(candidate: Candidate) -> Candidate:
+    """Have guidance pass over the keywords that it does not know."""
+    suited = candidate.suited
+    if candidate.name != "guidance":
+        return candidate
+    options = {**dict(suited.spec.options), "lenient": True}
+    spec = GrammarSpec(suited.spec.kind, suited.spec.text, tuple(sorted(options.items())))
+    return Candidate(candidate.backend, replace(suited, spec=spec))
+
+
+def _is_cheap(spec: GrammarSpec) -> bool:
+    """Whether xgrammar compiles a grammar quickly: then its masks are the cheapest."""
+    if spec.kind in ("grammar", "lark"):
+        return True
+    return spec.kind == "json" and _is_closed(json.loads(spec.text))
+
+
+def _is_closed(schema: Any) -> bool:
+    """Whether every object says that it has no other keys, and nothing dear is in the schema."""
+    if isinstance(schema, list):
+        return all(map(_is_closed, schema))
+    if not isinstance(schema, dict):
+        return schema is not True
+    if not _DEAR.isdisjoint(schema):
+        return False
+    if schema.get("type") == "object" or "properties" in schema:
+        if schema.get("additionalProperties") is not False:
+            return False
+    elif not {"type", "enum", "const", "$ref", "anyOf"} & schema.keys():
+        return False  # anything at all
+    inner = [schema[key] for key in ("items", "anyOf", "prefixItems") if key in schema]
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(key), dict):
+            inner += schema[key].values()
+    return all(map(_is_closed, inner))
