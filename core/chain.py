@@ -779,4 +779,4 @@ def _total_of(work: Tensor, shapes: Sequence[Element], group: _Group) -> Tensor:
         full = work.clone()
         for element in shapes:
             element.stage.transform(full, group.views[element.index])
-    return row_total(full, full.amax(1))
+    return row_total(full)

@@ -1,4 +1,4 @@
-"""How likely a model is to write each of some texts: the sum over every way to spell them in tokens.
+"""How likely a model is to write each of some texts: the sum over every spelling in tokens.
 
 From the answer position on, tokens that go on with an option are followed, the likeliest first; the
 rest of a path that is not worth another forward pass is reported, not guessed. An option and the

@@ -371,6 +371,10 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
+    def __deepcopy__(self, memo: object) -> TokenTexts:
+        """Return this object, which never changes: a copied record shares it."""
+        return self
+
     def decoded_tokens(self, ids: Sequence[int], context_ids: Sequence[int]) -> list[str]:
         """Return the text of each of `ids` as the next token after `context_ids`."""
         return decoded_tokens(self._tokenizer, ids, context_ids)

@@ -169,7 +169,6 @@ class Drives:
         free = [lane for lane in live if id(lane) not in staying]
         used = {lane.branch for lane in request.sequences}
         pairs: list[tuple[TokenSequence, TokenSequence]] = []
-        fresh: list[TokenSequence] = []
         for parent, move in forks:
             if free:
                 lane = free.pop(0)
@@ -177,8 +176,8 @@ class Drives:
                 branch = next(number for number in range(drive.width) if number not in used)
                 used.add(branch)
                 lane = self._new(request, branch)
-                fresh.append(lane)
                 request.sequences.append(lane)
+                self._queue(lane)
             pairs.append((lane, parent))
             placed.append((lane, move))
         self._lanes.follow(pairs)
@@ -187,9 +186,6 @@ class Drives:
         order = {id(move): place for place, move in enumerate(moves)}
         placed.sort(key=lambda item: order[id(item[1])])
         ended = self._take(drive, placed, rows)
-        for lane in fresh:
-            if not lane.is_finished:
-                self._queue(lane)
         request.sequences.sort(key=lambda lane: lane.branch)
         return ended
 

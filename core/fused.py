@@ -152,10 +152,11 @@ class FusedChains:
         """Run the kernels of each shape once, on rows of zeros."""
         try:
             twin = FusedChain(made, self.tokenizer_size, self.tokenizer_size, self.table.device)
-            with torch.cuda.stream(torch.cuda.Stream(self.table.device)):
-                for count in READY_FOR:
-                    _run_once(twin, like, count, self.table)
-                torch.cuda.current_stream(self.table.device).synchronize()
+            if self.table.device.type == "cuda":
+                with torch.cuda.stream(torch.cuda.Stream(self.table.device)):
+                    for count in READY_FOR:
+                        _run_once(twin, like, count, self.table)
+                    torch.cuda.current_stream(self.table.device).synchronize()
         except Exception as error:
             state.reason = f"{type(error).__name__}: {error}"
         finally:

@@ -27,7 +27,9 @@ class Holding:
 
     def queue(self, request: Request) -> None:
         """Queue a request, or hold it until all that its plan waits for is done."""
-        is_ready = all(future.done() and _failure(future) is None for future in request.plan.pending)
+        is_ready = all(
+            future.done() and _failure(future) is None for future in request.plan.pending
+        )
         for sequence in request.sequences:
             if is_ready:
                 self._scheduler.add(sequence)

@@ -5,7 +5,6 @@ Nothing here decides anything; `drive.py` says which lane goes on from which.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from .chain import ChainRunner
@@ -31,7 +30,10 @@ def twin(sequence: TokenSequence, into: TokenSequence | None = None) -> TokenSeq
         )
     into.output_ids = list(sequence.output_ids)
     into.text = sequence.text.clone()
-    into.records = copy.deepcopy(sequence.records)
+    into.records = [
+        observer.fork(record)
+        for (observer, _), record in zip(sequence.plan.observers, sequence.records, strict=True)
+    ]
     into.score = sequence.score
     into.note = sequence.note
     into.num_sent = sequence.num_sent

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.lang import INTERPRETED
+
 
 class SlotTable:
     """Columns by (stage instance, parameter), each a tensor [max_slots]."""
@@ -62,7 +64,7 @@ class SeenTokens:
         self.counts = torch.zeros(max_slots, vocab_size, dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros(max_slots, vocab_size, dtype=torch.bool, device=device)
         # Bit i % 32 of word i // 32: token i was seen. Read by the kernels of a device alone.
-        words = -(-vocab_size // 32) if device.type != "cpu" else 0
+        words = -(-vocab_size // 32) if device.type != "cpu" or INTERPRETED else 0
         self.bits = torch.zeros(max_slots, words, dtype=torch.int32, device=device)
         self.ids = torch.zeros(max_slots, 64, dtype=torch.int64, device=device)
         self._lengths = [0] * max_slots  # upper bound of distinct tokens, known to the host

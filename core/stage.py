@@ -7,6 +7,7 @@ never on the object. See `batch.py` for what `transform` is given.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -482,6 +483,10 @@ class Observer:
     def record(self, record: Any, token: int, values: Mapping[str, Any]) -> None:
         """Append one step: `values` holds this row of what `measure` returned, as NumPy arrays."""
         raise NotImplementedError(f"observer {self.name!r} does not implement record")
+
+    def fork(self, record: Any) -> Any:
+        """Return an independent copy of `record`, for a sequence that continues another."""
+        return copy.deepcopy(record)
 
     def result(self, record: Any) -> Mapping[str, Any]:
         """Return fields of CompletionOutput, by name."""

@@ -110,7 +110,7 @@ class Generator:
         if "in_prompt" in self.history:
             args += ["prompts", "prompts_stride"]
         for place in self.sparse:
-            args += [f"starts{place}", f"ids{place}", f"adds{place}"]
+            args += [f"starts{place}", f"listed{place}", f"adds{place}"]
         for place in self.bits:
             args += [f"words{place}", f"words{place}_stride", f"mask{place}"]
         return args
@@ -143,7 +143,7 @@ class Generator:
         for place, part in enumerate(self.program.head[:end]):
             if part.form is StepForm.SPARSE:
                 out.add(
-                    f"y = add_sparse(y, ids, b, low, high, starts{place}, ids{place}, adds{place})"
+                    f"y = add_sparse(y, ids, b, low, high, starts{place}, listed{place}, adds{place})"
                 )
             elif part.form is StepForm.BITS:
                 out.add(
@@ -236,7 +236,11 @@ class Generator:
         out.add("base = b.to(tl.int64) * S", "line = logits + row * stride")
         out.add("own = scratch + b.to(tl.int64) * (4 * P)", "flag = 0", "token = -1")
         out.add("listed = lists + b.to(tl.int64) * (2 * N)")
-        if self.program.picker is not Picker.GREEDY:
+        if self.program.picker is Picker.ICDF:
+            skew = self.names[(self.program.pick_instance, "skew")]
+            out.add(f"{skew} = tl.load({skew}_ptr + slot)")
+        draws = any("fires" in part.arguments for part in self.program.steps)
+        if draws or self.program.picker is not Picker.GREEDY:
             out.add("key = tl.load(keys + b)", "position = tl.load(positions + b)")
             out.add("branch = tl.load(branches + b)")
         out.add("wait_for_last()")

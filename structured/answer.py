@@ -23,9 +23,7 @@ from .validate import Validator, loads
 class Reader:
     """How the answers of one request are read."""
 
-    def __init__(
-        self, wanted: StructuredOutputsParams, spec: GrammarSpec, ticket: Ticket
-    ) -> None:
+    def __init__(self, wanted: StructuredOutputsParams, spec: GrammarSpec, ticket: Ticket) -> None:
         self._model: Any = wanted.json if is_model_class(wanted.json) else None
         self._spec = spec
         self._ticket = ticket

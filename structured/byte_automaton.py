@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .regex_tree import Alt, Edge, Node, Range, Rep, Seq, Set
+from .regex_tree import Alt, Edge, Node, Range, Ref, Rep, Seq, Set
 
 MAX_STATES = 2_000
 MAX_POSITIONS = 2_000  # bytes of the pattern with its repetitions written out
@@ -82,6 +82,8 @@ def unknown(node: Node) -> str | None:
         return node.props[0] if node.props else None
     if isinstance(node, Edge):
         return "an anchor"
+    if isinstance(node, Ref):
+        return "a reference"
     inner = (node.item,) if isinstance(node, Rep) else node.items
     return next((name for name in map(unknown, inner) if name), None)
 

@@ -5,22 +5,16 @@ The choice depends on the grammar and on what is installed, never on what ran be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
 from ..core.constraint import ConstraintBackend, GrammarSpec, Refusal, Suited, Vocabulary
 from ..core.errors import ValidationError, did_you_mean
+from .suit import order_of
 
 AUTO = "auto"
 _FIELD = "structured_outputs.backend"
-# What makes a schema dear for xgrammar; guidance then comes first.
-_DEAR = frozenset(
-    "pattern minLength maxLength format allOf oneOf not if patternProperties propertyNames "
-    "minProperties unevaluatedProperties dependentSchemas contains uniqueItems".split()
-)
 _MOST_NAMED = 8  # refusals that an error spells out
 
 
@@ -58,7 +52,8 @@ class Backends:
 
         wanted: a name, an alias or "auto". A named backend never gives way to another, but for a
         choice: without `insist` (the name is only the engine's default) that is the trie's.
-        strict: False takes an approximation where nothing is exact; its refusals are in `suited`.
+        strict: False takes what allows all that is asked for and more, where nothing is exact; its
+            refusals are in `suited`.
 
         Raises ValidationError with every keyword that stands in the way, by its JSON pointer.
         """
@@ -77,10 +72,11 @@ class Backends:
                 yield candidate
         if found:
             return
-        able = [candidate for candidate in refused if _knows_kind(candidate, spec)]
+        able = [candidate for candidate in refused if candidate.suited.spec != spec]
+        able.sort(key=lambda candidate: candidate.name != "guidance")
         if strict or not able:
             self._refuse(spec, able or refused)
-        yield from (_lenient(candidate) for candidate in able)
+        yield from able
 
     @property
     def names(self) -> list[str]:
@@ -96,15 +92,16 @@ class Backends:
                 close()
 
     def _ordered(self, spec: GrammarSpec) -> list[str]:
-        installed = [name for name, one in self._classes.items() if one.missing() is None]
-        first = 9.5 if _is_cheap(spec) else None  # just before guidance
+        """Names of what is installed: ours as suits the grammar, others by rank around them."""
+        ours = {name: place for place, name in enumerate(order_of(spec))}
 
-        def rank(name: str) -> tuple[float, str]:
-            if name == "xgrammar" and first is not None:
-                return (first, name)
-            return (self._classes[name].rank, name)
+        def place(name: str) -> tuple[float, int, str]:
+            rank = self._classes[name].rank
+            before = -1.0 if rank < 0 else float(len(ours))
+            return (ours.get(name, before), rank, name)
 
-        return sorted(installed, key=rank)
+        installed = (name for name, one in self._classes.items() if one.missing() is None)
+        return sorted(installed, key=place)
 
     def _installed(self, wanted: str) -> str:
         for name, one in self._classes.items():
@@ -150,45 +147,3 @@ def said(refusal: Refusal) -> str:
     """One refusal as part of a sentence."""
     where = f" at {refusal.pointer}" if refusal.pointer else ""
     return f"{refusal.what}{where} ({refusal.reason})"
-
-
-def _knows_kind(candidate: Candidate, spec: GrammarSpec) -> bool:
-    """Whether a backend refused parts of the grammar, and not its kind as a whole."""
-    return all(refusal.what != spec.kind for refusal in candidate.suited.refusals)
-
-
-def _lenient(candidate: Candidate) -> Candidate:
-    """Have guidance pass over the keywords that it does not know."""
-    suited = candidate.suited
-    if candidate.name != "guidance":
-        return candidate
-    options = {**dict(suited.spec.options), "lenient": True}
-    spec = GrammarSpec(suited.spec.kind, suited.spec.text, tuple(sorted(options.items())))
-    return Candidate(candidate.backend, replace(suited, spec=spec))
-
-
-def _is_cheap(spec: GrammarSpec) -> bool:
-    """Whether xgrammar compiles a grammar quickly: then its masks are the cheapest."""
-    if spec.kind in ("grammar", "lark"):
-        return True
-    return spec.kind == "json" and _is_closed(json.loads(spec.text))
-
-
-def _is_closed(schema: Any) -> bool:
-    """Whether every object says that it has no other keys, and nothing dear is in the schema."""
-    if isinstance(schema, list):
-        return all(map(_is_closed, schema))
-    if not isinstance(schema, dict):
-        return schema is not True
-    if not _DEAR.isdisjoint(schema):
-        return False
-    if schema.get("type") == "object" or "properties" in schema:
-        if schema.get("additionalProperties") is not False:
-            return False
-    elif not {"type", "enum", "const", "$ref", "anyOf"} & schema.keys():
-        return False  # anything at all
-    inner = [schema[key] for key in ("items", "anyOf", "prefixItems") if key in schema]
-    for key in ("properties", "$defs", "definitions"):
-        if isinstance(schema.get(key), dict):
-            inner += schema[key].values()
-    return all(map(_is_closed, inner))

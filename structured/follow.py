@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.constraint import CompiledGrammar, Fill, FillState, Matcher
 from ..core.reasoning import ReasoningMarkers
-from .bits import Penalties, Words, count_of, ids_of, num_words, words_of
+from .bits import Penalties, Words, count_of, ids_of, num_words
 from .filler import Filler
 
 MOST_NAMED = 5  # tokens in a message
@@ -124,9 +124,7 @@ class Follower:
     def fork(self) -> Follower:
         """Return an independent follower at the same place."""
         with self._lock:
-            twin = Follower(
-                self.rules, self.matcher.fork(), list(self._places), list(self._tokens)
-            )
+            twin = Follower(self.rules, self.matcher.fork(), list(self._places), list(self._tokens))
             twin._is_over = self._is_over
         if not twin._is_over:
             self.rules.filler.start(twin)
@@ -277,7 +275,9 @@ class Follower:
         count = 0 if state is FillState.DEAD else count_of(self._words)
         if not count:
             return "no token"
-        named = [f"{token} {self.rules.decode([token])!r}" for token in ids_of(self._words, MOST_NAMED)]
+        named = [
+            f"{token} {self.rules.decode([token])!r}" for token in ids_of(self._words, MOST_NAMED)
+        ]
         more = ", ..." if count > len(named) else ""
         return f"{count} token{'s' * (count > 1)} [{', '.join(named)}{more}]"
 

@@ -26,8 +26,12 @@ DEAD = Fill(FillState.DEAD)
 class Steps(Protocol):
     """A library's walker of one sequence, without any notion of stop ids."""
 
-    mask_is_truth: ClassVar[bool]  # whether `step` may take a token that the mask forbids
-    state: int | None  # name of the place in a table of masks, if there is one
+    mask_is_truth: ClassVar[bool]  # False: `step` may take a token that the mask forbids
+
+    @property
+    def state(self) -> int | None:
+        """The place in a table of masks, if there is one."""
+        ...
 
     def mask(self, bitmask: Tensor, row: int, words: Words) -> str | None:
         """Write the legal text tokens to `words`, row `row` of `bitmask`; say why if it gave up."""

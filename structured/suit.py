@@ -150,6 +150,11 @@ def _asked(backends: Sequence[Any], wanted: str, spec: GrammarSpec) -> list[Any]
     )
 
 
+def order_of(spec: GrammarSpec) -> tuple[str, ...]:
+    """Names of backends in the order in which `auto` asks them for `spec`."""
+    return _ORDER.get(_what(spec), ())
+
+
 def _what(spec: GrammarSpec) -> str:
     if spec.kind != "json":
         return spec.kind

@@ -84,7 +84,9 @@ class _Writer:
                     value=value["triggers"],
                 )
             return value
-        kept = {key: value[key] for key in ("at_least_one", "stop_after_first") if key in value}
+        kept: Format = {
+            key: value[key] for key in ("at_least_one", "stop_after_first") if key in value
+        }
         return {
             "type": "token_triggered_tags",
             "trigger_tokens": triggers,

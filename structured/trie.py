@@ -81,7 +81,8 @@ class ChoiceTrie(StateProgram):
     def legal(self, state: int) -> list[int]:
         """Return the tokens that are prefixes of what remains of some text."""
         low, high, depth = self._places[state]
-        ids_of, found = self._index.ids_of, []
+        ids_of = self._index.ids_of
+        found: list[int] = []
         pending = [(low, high, depth)]
         while pending:
             low, high, place = pending.pop()

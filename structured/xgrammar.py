@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHITESPACE_BOUND = 8  # characters in one place outside strings
-EAGER_SECONDS = 2.0  # a schema that would take longer gets its masks at the first visits
-# Open objects make the cost: seconds a character of their part of the grammar, at 49,152 tokens.
-OPEN_SECONDS = 1e-4
+EAGER_SECONDS = 2.0  # a grammar that would take longer gets its masks at the first visits
+# Sets of nearly all characters make the cost: seconds for each, at 49,152 tokens. An open object
+# has many of them, in the names that it does not declare.
+WIDE_SECONDS = 0.015
 
 
 class XGrammarBackend:
@@ -67,18 +68,22 @@ class XGrammarBackend:
 
     def _deed(self, spec: GrammarSpec) -> Callable[[], tuple[Any, frozenset[int] | None]]:
         """Return what compiles `spec`, to a program and the control ids it may name, if any."""
-        (compiler, dynamic), text = self._ready(), spec.text
+        import xgrammar
+
+        read, text, controls = xgrammar.Grammar, spec.text, self.vocabulary.control_ids
+        compiler = self._ready()[0]
         if spec.kind in ("json", "json_object"):
-            return lambda: (self._compile_schema(compiler, dynamic, spec), None)
+            options = json_options(spec)
+            return lambda: (self._compile(read.from_json_schema(text, **options)), None)
         if spec.kind == "regex":
-            return lambda: (compiler.compile_regex(text), None)
+            return lambda: (self._compile(read.from_regex(text)), None)
         if spec.kind == "choice":
-            grammar = choice_grammar(json.loads(text))
-            return lambda: (compiler.compile_grammar(grammar), None)
+            choices = choice_grammar(json.loads(text))
+            return lambda: (self._compile(read.from_ebnf(choices)), None)
         if spec.kind == "grammar":
-            return lambda: (compiler.compile_grammar(text), self.vocabulary.control_ids)
+            return lambda: (self._compile(read.from_ebnf(text)), controls)
         if spec.kind == "lark":
-            return lambda: (compiler.compile_lark(text), self.vocabulary.control_ids)
+            return lambda: (compiler.compile_lark(text), controls)
         if spec.kind == "structural_tag":
             tag, named = with_token_ids(text, self.vocabulary)
             return lambda: (compiler.compile_structural_tag(tag), named)
@@ -88,19 +93,13 @@ class XGrammarBackend:
             value=spec.kind,
         )
 
-    def _compile_schema(self, compiler: Any, dynamic: Any, spec: GrammarSpec) -> Any:
+    def _compile(self, grammar: Any) -> Any:
         """Compile all masks ahead, or, where that would take long, each at its first visit."""
-        import xgrammar
-
-        def grammar(strict: bool) -> Any:
-            options = json_options(spec) | {"strict_mode": strict}
-            return xgrammar.Grammar.from_json_schema(spec.text, **options)
-
-        strict = bool(spec.option("strict_mode", False))
-        wanted = grammar(strict)
-        open_size = 0 if strict else len(str(wanted)) - len(str(grammar(True)))
-        seconds = open_size * OPEN_SECONDS * self.vocabulary.size / 49_152
-        return (dynamic if seconds > EAGER_SECONDS else compiler).compile_grammar(wanted)
+        text = str(grammar)
+        wide = text.count("[^") + text.count("\\U0010ffff")
+        seconds = wide * WIDE_SECONDS * self.vocabulary.size / 49_152
+        eager, dynamic = self._ready()
+        return (dynamic if seconds > EAGER_SECONDS else eager).compile_grammar(grammar)
 
     def _ready(self) -> tuple[Any, Any]:
         with self._lock:

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # kernels then run in Python, on tensors of the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -101,7 +101,7 @@ class Xtc(CutStage):
 
 def _choose(logits: Tensor, rows: RowView, protects: bool) -> Choice:
     best = logits.amax(1)
-    total = row_total(logits, best)
+    total = row_total(logits)
     least_mass = total.double() * rows.column("threshold").double() / ONE  # beside the best token
     least = (best.double() + least_mass.log())[:, None]
     alive = logits > -torch.inf

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...core.outputs import CompletionOutput, PlanReport
 from ...core.trace_report import Trace, TracePosition, finite
-from ...core.trace_words import sentence, stage_name
+from ...core.trace_words import sentence
 from .session import set_values
 
 DATA = "/*DATA*/"  # where the template takes them
@@ -100,8 +100,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return value
-
-
-def stage_titles(trace: Trace) -> list[str]:
-    """Return the points as headings: "model", then each stage with what it was given."""
-    return [trace.points[0], *(stage_name(step).replace("'", "") for step in trace.steps)]

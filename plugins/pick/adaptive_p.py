@@ -72,7 +72,7 @@ class AdaptiveP(Picker):
         aims = [_aim(params.target, *state.current) for params, state in _pairs(rows)]
         best = values.amax(1)
         drops = (values - best[:, None]).double()
-        p = drops.exp_() * (ONE / row_total(values, best).clamp_min(1).double())[:, None]
+        p = drops.exp_() * (ONE / row_total(values).clamp_min(1).double())[:, None]
         aim = torch.tensor(aims, dtype=torch.float64, device=rows.device)
         away = (p - aim[:, None]).abs_() / WIDTH
         bent = PEAK - SHARPNESS * away.square() / (1.0 + away)

@@ -19,6 +19,9 @@ log = logging.getLogger("decodekit")
 IGNORED_HEADER = "X-Decodekit-Ignored"
 NOTE_HEADER = "X-Decodekit-Note"
 
+MOST_NAMED = 32  # fields in the header
+MOST_LETTERS = 64  # of one of them
+
 NO_EFFECT = ("user", "metadata")  # known to every endpoint of OpenAI's
 
 # Names that belong to something else, with what to write instead.
@@ -58,10 +61,12 @@ class Sorted:
         """The header that names the fields without effect."""
         if not self.ignored:
             return {}
-        told = (
-            quote(name, safe="[]$@") + (f";maybe={meant}" if meant else "")
+        told = [
+            (quote(name[:MOST_LETTERS], safe="[]$@") or '""') + (f";maybe={meant}" if meant else "")
             for name, meant in self.ignored.items()
-        )
+        ]
+        if len(told) > MOST_NAMED:
+            told[MOST_NAMED:] = [f"and-{len(told) - MOST_NAMED}-more"]
         return {IGNORED_HEADER: ", ".join(told)}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from . import schemas
 
@@ -29,6 +30,7 @@ def of_post(path: str, model: type[BaseModel]) -> dict[str, Any]:
         responses[status] = _error(status)
     return {
         "response_model": None,
+        "response_class": Response,
         "responses": responses,
         "openapi_extra": {
             "requestBody": {
@@ -51,6 +53,7 @@ def of_plain(method: str, path: str) -> dict[str, Any]:
             responses[status] = _error(status)
     return {
         "response_model": None,
+        "response_class": Response,
         "responses": responses,
         "openapi_extra": {"parameters": schemas.PARAMETERS.get(path, [])},
         "operation_id": _operation(method, path),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.cases.conftest import Case
 
 FOLDER = Path(__file__).parent
-UNTESTED = {"http", "beams", "adapters"}
+UNTESTED = {"http", "adapters"}
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,9 @@ def test_an_aborted_request_takes_its_inquiry_along(llm: LLM) -> None:
     engine.abort_request("gone")
     outputs = [output for _ in range(5) for output in engine.step()]
 
-    assert [(out.request_id, out.outputs[0].finish_reason) for out in outputs] == [("gone", "abort")]
+    assert [(out.request_id, out.outputs[0].finish_reason) for out in outputs] == [
+        ("gone", "abort")
+    ]
     assert not engine.has_unfinished_requests()
 
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from pydantic import BaseModel
 
 from decodekit import LLM, SamplingParams
 from decodekit.core.constraint import (
@@ -26,7 +25,6 @@ from decodekit.core.engine import LLMEngine
 from decodekit.core.errors import ValidationError
 from decodekit.core.hookspecs import hookimpl
 from decodekit.core.outputs import CompletionOutput, RequestOutput
-from decodekit.core.params import RequestOutputKind
 from decodekit.plugins.author.table_model import blank_table, byte_tokenizer, flat_table
 
 Maker = Callable[..., LLM]
@@ -198,7 +196,9 @@ def test_a_registered_backend_constrains_and_ends_its_request(llm: LLM) -> None:
 def test_an_alias_names_the_backend_and_an_unknown_name_lists_the_known(llm: LLM) -> None:
     assert one(llm, {"choice": ["no"], "backend": "acme_listed"}).text == "no"
 
-    with pytest.raises(ValidationError, match=r"backend must be one of .*listed.*'nowhere'") as caught:
+    with pytest.raises(
+        ValidationError, match=r"backend must be one of .*listed.*'nowhere'"
+    ) as caught:
         one(llm, {"choice": ["no"], "backend": "nowhere"})
     assert caught.value.parameter == "structured_outputs.backend"
 
@@ -249,7 +249,9 @@ def test_a_grammar_that_does_not_compile_ends_its_own_request_alone(llm: LLM) ->
 
 
 def words(seed: int) -> list[str]:
-    return [f"{chr(97 + (seed * 7 + i * 3) % 26)}{'xyz'[i % 3] * (1 + seed % 5)}{i}" for i in range(5)]
+    return [
+        f"{chr(97 + (seed * 7 + i * 3) % 26)}{'xyz'[i % 3] * (1 + seed % 5)}{i}" for i in range(5)
+    ]
 
 
 def crowd() -> list[SamplingParams]:
