@@ -75,7 +75,7 @@ class Backends:
         able = [candidate for candidate in refused if candidate.suited.spec != spec]
         able.sort(key=lambda candidate: candidate.name != "guidance")
         if strict or not able:
-            self._refuse(spec, able or refused)
+            self._refuse(spec, refused, bool(able))
         yield from able
 
     @property
@@ -129,14 +129,16 @@ class Backends:
                 made = self._made[name] = self._classes[name](self._vocabulary, self._settings)
             return made
 
-    def _refuse(self, spec: GrammarSpec, refused: Sequence[Candidate]) -> None:
-        tried = [(c.name, refusal) for c in refused for refusal in c.suited.refusals]
+    def _refuse(self, spec: GrammarSpec, refused: Sequence[Candidate], can_widen: bool) -> None:
+        parts = [(c.name, refusal) for c in refused for refusal in c.suited.refusals]
+        # Whoever does not know the kind at all is named only if nobody does.
+        tried = [part for part in parts if part[1].what != spec.kind] or parts
         shown = "; ".join(f"{name}: {said(refusal)}" for name, refusal in tried[:_MOST_NAMED])
         if len(tried) > _MOST_NAMED:
             shown += f"; and {len(tried) - _MOST_NAMED} more"
         hints = [hint for one in self._classes.values() if (hint := one.missing())]
         text = f"{spec.kind} cannot be enforced exactly ({shown or 'no backend is installed'})"
-        if spec.kind in ("json", "json_object"):
+        if can_widen:
             text += "; strict=False generates approximately and checks the text"
         if hints:
             text += f"; {'; '.join(hints)}"

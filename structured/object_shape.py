@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from .facts import MADE, Names, Part
 from .regex_overlap import disjoint
 from .regex_tree import ANY, Node, Rep
 from .shapes import Literal, Member, Object, Shape, String
+from .validate import found as is_found
 
 if TYPE_CHECKING:
     from .schema_shape import Maker
@@ -51,7 +51,7 @@ class ObjectMaker:
         parts: list[Part] = []
         for group in self.facts.names:
             found = [group.named[name]] if name in group.named else []
-            found += [part for text, part in group.patterns.items() if re.search(text, name)]
+            found += [part for text, part in group.patterns.items() if is_found(text, name)]
             if not found and group.rest is not None:
                 found = [group.rest]
             parts += found

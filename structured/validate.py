@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from . import formats
@@ -64,6 +66,29 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda v: isinstance(v, list),
     "object": lambda v: isinstance(v, dict),
 }
+
+
+# Unicode's classes of letters and digits, as far as Python's own say the same.
+_PROPS = {r"\p{L}": r"[^\W\d_]", r"\p{N}": r"\d", r"\p{Nd}": r"\d", r"\pL": r"[^\W\d_]"}
+
+
+def found(pattern: str, text: str) -> bool:
+    """Whether the pattern of a schema is found in `text`; one that Python cannot read is not."""
+    compiled = _compiled(pattern)
+    return compiled is not None and compiled.search(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    for prop, spelled in _PROPS.items():
+        pattern = pattern.replace(prop, spelled)
+    pattern = re.sub(r"\(\?<(?=[A-Za-z_])", "(?P<", pattern)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return re.compile(pattern)
+    except (re.error, OverflowError):
+        return None
 
 
 class Validator:
@@ -191,7 +216,7 @@ class Validator:
                 if not self.valid(item, Place(step(pointer, "properties", name), named[name])):
                     return False
             for pattern, inner in patterns.items():
-                if re.search(pattern, name):
+                if found(pattern, name):
                     own.add(name)
                     at = step(pointer, "patternProperties", pattern)
                     if not self.valid(item, Place(at, inner)):
@@ -248,7 +273,7 @@ class Validator:
 def _string(value: str, schema: dict[str, Any]) -> bool:
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
         return False
-    if "pattern" in schema and not re.search(schema["pattern"], value):
+    if "pattern" in schema and not found(schema["pattern"], value):
         return False
     known = formats.compiled(schema.get("format"))
     return known is None or known.fullmatch(value) is not None

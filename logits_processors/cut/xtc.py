@@ -40,12 +40,13 @@ class Choice(NamedTuple):
 def keep_all_but_top(values, ranks, best, total, fires, threshold, min_keep):
     """Drop the tokens above the threshold but the last of them, where the draw says so."""
     alive = values > float("-inf")
-    beside = total.to(tl.float64) * threshold.to(tl.float64) / 1099511627776.0
-    is_top = alive & (values.to(tl.float64) >= best.to(tl.float64) + tl.log(beside))
+    beside = tl.log(total.to(tl.float64) * threshold.to(tl.float64) / 1099511627776.0)
+    is_top = alive & (values.to(tl.float64) >= best.to(tl.float64) + beside)
     num_top = tl.sum(is_top.to(tl.int32), 0)
     goes = is_top & (ranks < num_top - 1)
     stay = tl.sum(alive.to(tl.int32), 0) - tl.sum(goes.to(tl.int32), 0)
-    return (goes & fires & (stay >= min_keep)) == 0
+    acts = fires.to(tl.int32) * (stay >= min_keep).to(tl.int32)
+    return goes.to(tl.int32) * acts == 0
 
 
 class Xtc(CutStage):

@@ -65,9 +65,7 @@ ENGINE_ASKS: dict[str, Any] = {
 }
 # One set of asking fields for each request field of the table.
 FIELD_ASKS: dict[str, dict[str, Any]] = {
-    "use_beam_search": {"use_beam_search": True, "best_of": 2},
     "stops": {"stops": [{"stop": "x"}]},
-    "driver": {"driver": {"driver": "x"}},
 }
 # What works in this version, together.
 WORKING: dict[str, Any] = {
@@ -180,7 +178,7 @@ def test_every_row_is_one_sentence_of_its_own(row: Absent) -> None:
 @pytest.mark.parametrize(
     "name",
     ["enable_lora", "embed", "classify", "score", "reward", "encode",
-     "update_weights", "beam_search", "tool_server", 
+     "update_weights", "tool_server",
      "run-batch", "speculative_config", "tensor_parallel_size"],
 )  # fmt: skip
 def test_refuse_knows_what_the_references_name(name: str) -> None:

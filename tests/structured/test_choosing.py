@@ -10,6 +10,7 @@ from decodekit.core.errors import ValidationError
 from decodekit.core.registry import Registry
 from decodekit.structured.choosing import Backends
 
+WIDER = GrammarSpec("json", '{"description":"without what is refused"}')
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**OPEN, "additionalProperties": False}
 
@@ -29,7 +30,8 @@ def stub(name_: str, rank_: int, *refusals: Refusal, absent: str | None = None) 
             return absent
 
         def suit(self, spec: GrammarSpec) -> Suited:
-            return Suited(spec, refusals)
+            kept = spec if not refusals or refusals[0].what == spec.kind else WIDER
+            return Suited(kept, refusals)
 
         def compile(self, spec: GrammarSpec) -> Any: ...
 
@@ -44,35 +46,26 @@ def names(chosen: Backends, spec: GrammarSpec, *args: Any, **kwargs: Any) -> lis
     return [candidate.name for candidate in chosen.candidates(spec, *args, **kwargs)]
 
 
-STUBS = (
-    ("trie", 0),
-    ("automaton", 5),
-    ("guidance", 10),
-    ("third", 15),
-    ("xgrammar", 20),
-    ("outlines", 30),
-)
+STUBS = (("patient", 99), ("outlines", 30), ("guidance", 10), ("xgrammar", 20), ("eager", -1))
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "order"),
     [
-        ("json", json.dumps(CLOSED), ["xgrammar", "guidance", "third", "outlines"]),
-        ("json", json.dumps(OPEN), ["guidance", "third", "xgrammar", "outlines"]),
-        ("json", '{"type":"array"}', ["xgrammar", "guidance", "third", "outlines"]),
-        ("json", "{}", ["guidance", "third", "xgrammar", "outlines"]),
-        ("json", '{"type":"string","maxLength":3}', ["guidance", "third", "xgrammar", "outlines"]),
-        ("json_object", '{"type":"object"}', ["guidance", "third", "xgrammar", "outlines"]),
-        ("grammar", 'root ::= "a"', ["xgrammar", "guidance", "third", "outlines"]),
-        ("regex", "a", ["guidance", "third", "xgrammar", "outlines"]),
+        ("json", json.dumps(CLOSED), ["xgrammar", "guidance", "outlines"]),
+        ("json", json.dumps(OPEN), ["guidance", "xgrammar", "outlines"]),
+        ("json", "{}", ["guidance", "xgrammar", "outlines"]),
+        ("json_object", '{"type":"object"}', ["guidance", "xgrammar", "outlines"]),
+        ("grammar", 'root ::= "a"', ["xgrammar", "guidance", "outlines"]),
+        ("regex", "a", ["guidance", "xgrammar", "outlines"]),
     ],
 )
 def test_auto_asks_in_the_order_that_suits_the_grammar(
     kind: str, text: str, order: list[str], tiny: Vocabulary
 ) -> None:
-    chosen = backends(tiny, *(stub(name, rank) for name, rank in STUBS[2:]))
+    chosen = backends(tiny, *(stub(name, rank) for name, rank in STUBS))
 
-    assert names(chosen, GrammarSpec(kind, text)) == order
+    assert names(chosen, GrammarSpec(kind, text)) == ["eager", *order, "patient"]
 
 
 def test_the_built_in_backends_are_offered_by_the_catalogue(tiny: Vocabulary) -> None:
@@ -124,14 +117,14 @@ def test_a_refusal_names_every_keyword_its_place_and_the_backends(tiny: Vocabula
     assert caught.value.parameter == "json"
 
 
-def test_without_strict_guidance_passes_over_what_it_does_not_know(tiny: Vocabulary) -> None:
+def test_without_strict_the_wider_specs_are_taken_guidance_first(tiny: Vocabulary) -> None:
     refusal = Refusal("/a", "not", "ignored")
-    chosen = backends(tiny, stub("guidance", 10, refusal), stub("xgrammar", 20, refusal))
+    chosen = backends(tiny, stub("xgrammar", 20, refusal), stub("guidance", 10, refusal))
 
     first, second = chosen.candidates(GrammarSpec("json", "{}"), strict=False)
 
-    assert (first.name, first.suited.spec.option("lenient")) == ("guidance", True)
-    assert (second.name, second.suited.spec.options) == ("xgrammar", ())
+    assert (first.name, second.name) == ("guidance", "xgrammar")
+    assert first.suited.spec is second.suited.spec is WIDER
     assert first.suited.refusals == (refusal,)
 
 

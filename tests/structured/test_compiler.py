@@ -44,7 +44,8 @@ class Slow:
 
     def suit(self, spec: GrammarSpec) -> Suited:
         if spec.text == "never":
-            return Suited(spec, (Refusal("/a", "never", "it is so"),), ("a note",))
+            refusal = Refusal("/a", "never", "it is so")
+            return Suited(GrammarSpec("regex", "wider"), (refusal,), ("a note",))
         return Suited(spec)
 
     def compile(self, spec: GrammarSpec) -> Program:
