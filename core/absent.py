@@ -168,7 +168,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("fully_sharded_loras", False, instead=_ADAPTERS),
     _arg("default_mm_loras", None, {}, instead=_ADAPTERS),
     _arg("reasoning_parser", "", instead="split the text at the closing marker yourself"),
-    _arg("speculative_config", None, instead="leave it out: decoding is one token a step"),
     _arg("weight_transfer_config", None, instead="make the engine again with the new weights"),
     _arg("kv_transfer_config", None),
     _arg("batch_invariant", False, instead="run requests one at a time (max_num_seqs=1)"),

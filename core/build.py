@@ -13,15 +13,18 @@ import torch
 from .chain import ChainRunner
 from .config import EngineConfig
 from .errors import ValidationError
+from .further import FurtherModel, check_tokenizers
 from .kv_cache import BlockPool
 from .models.config import LoadedModel, ModelSpec
 from .models.loader import load_model
 from .plan import Planner
 from .presets import Preset, Presets
+from .proposer import ProposerContext
 from .reasoning import ReasoningMarkers, markers_of
 from .registry import Registry
 from .runner import Runner
 from .scheduler import Scheduler
+from .speculation import Speculation
 from .stage import AttentionBackend, KVLayout
 from .tokenizer import Tokenizer, load_tokenizer
 from .vllm_load import Processors, attach_processors
@@ -48,6 +51,8 @@ class Parts:
     planner: Planner
     eos_ids: tuple[int, ...]  # the tokenizer's own first
     tokenizer_size: int  # ids that may be generated: the tokenizer's, or all without one
+    speculation: Speculation
+    further: tuple[FurtherModel, ...]  # models beside the engine's own
     processors: Processors  # those of vLLM's interface
     presets: Presets  # by name, for requests that name one
     preset: Preset | None  # the engine's own
@@ -64,7 +69,15 @@ def build(config: EngineConfig) -> Parts:
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, loaded)
     max_model_len = _model_len(config, spec)
     backend_type, layout = _cache_layout(config, registry, spec)
-    num_blocks = _num_blocks(config, backend_type, layout, max_model_len)
+    eos_ids = _end_ids(spec, tokenizer, loaded)
+    size = spec.vocab_size
+    if tokenizer is not None:
+        size = min(tokenizer.max_token_id + 1, size)
+    beside = _Beside(config, backend_type, spec, tokenizer)
+    facts = ProposerContext(spec.vocab_size, size, max_model_len, eos_ids, tokenizer)
+    speculation = Speculation(registry, config.speculative_config, facts, beside.load)
+    num_blocks = _num_blocks(config, backend_type, layout, max_model_len, beside.bytes_per_block)
+    beside.allocate(num_blocks)
     max_model_len = _fitted(config, max_model_len, num_blocks)
     pool = BlockPool(num_blocks, config.block_size, caches_prefixes=config.enable_prefix_caching)
     scheduler = Scheduler(
@@ -74,9 +87,7 @@ def build(config: EngineConfig) -> Parts:
         chunked_prefill=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
     )
-    size = spec.vocab_size
-    if tokenizer is not None:
-        size = min(tokenizer.max_token_id + 1, size)
+    speculation.max_model_len = max_model_len
     chain = ChainRunner(
         max_slots=config.max_num_seqs,
         vocab_size=spec.vocab_size,
@@ -86,7 +97,6 @@ def build(config: EngineConfig) -> Parts:
         debug=config.debug,
     )
     backend = backend_type(replace(layout, num_blocks=num_blocks))
-    eos_ids = _end_ids(spec, tokenizer, loaded)
     planner = Planner(
         registry,
         profile=config.profile,
@@ -123,6 +133,8 @@ def build(config: EngineConfig) -> Parts:
         planner=planner,
         eos_ids=eos_ids,
         tokenizer_size=size,
+        speculation=speculation,
+        further=tuple(beside.models),
         processors=processors,
         presets=presets,
         preset=None if config.preset is None else presets.find(config.preset),
@@ -218,10 +230,55 @@ def _model_len(config: EngineConfig, spec: ModelSpec) -> int:
     return asked
 
 
-def _cache_layout(
-    config: EngineConfig, registry: Registry, spec: ModelSpec
-) -> tuple[type[AttentionBackend], KVLayout]:
-    layout = KVLayout(
+class _Beside:
+    """The models that run beside the engine's own."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        backend: type[AttentionBackend],
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.models: list[FurtherModel] = []
+        self._config = config
+        self._backend = backend
+        self._spec = spec
+        self._tokenizer = tokenizer
+
+    def load(self, model: str, *, revision: str | None = None) -> FurtherModel:
+        """Load a model with the engine's tokenizer; ValidationError if it has another."""
+        config = replace(self._config, model=model, revision=revision, hf_overrides=None)
+        loaded = load_weights(config)
+        own, other = self._tokenizer, None
+        if own is not None:
+            other = _tokenizer(replace(config, tokenizer=None, tokenizer_revision=None), loaded)
+        check_tokenizers(model, own, other, (self._spec.vocab_size, loaded.spec.vocab_size))
+        layout = _layout(config, loaded.spec)
+        reason = self._backend.unsupported(layout)
+        if reason is not None:
+            raise ValidationError(
+                f"attention backend {self._backend.name!r} cannot serve model {model!r} ({reason})",
+                parameter="speculative_config.model",
+                value=model,
+            )
+        most = config.max_num_batched_tokens
+        self.models.append(FurtherModel(loaded, self._backend, layout, max_tokens=most))
+        return self.models[-1]
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Memory of one block of each of them."""
+        return sum(model.bytes_per_block for model in self.models)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make their caches."""
+        for model in self.models:
+            model.allocate(num_blocks)
+
+
+def _layout(config: EngineConfig, spec: ModelSpec) -> KVLayout:
+    return KVLayout(
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
@@ -230,6 +287,12 @@ def _cache_layout(
         dtype=spec.dtype,
         device=spec.device,
     )
+
+
+def _cache_layout(
+    config: EngineConfig, registry: Registry, spec: ModelSpec
+) -> tuple[type[AttentionBackend], KVLayout]:
+    layout = _layout(config, spec)
     reasons = []
     for backend in registry.attention_backends:
         reason = backend.unsupported(layout)
@@ -241,10 +304,17 @@ def _cache_layout(
 
 
 def _num_blocks(
-    config: EngineConfig, backend: type[AttentionBackend], layout: KVLayout, max_model_len: int
+    config: EngineConfig,
+    backend: type[AttentionBackend],
+    layout: KVLayout,
+    max_model_len: int,
+    beside: int,
 ) -> int:
-    """Return how many blocks fit the memory meant for the cache, and no more than can be used."""
-    block_bytes = backend.bytes_per_block(layout)
+    """Return how many blocks fit the memory meant for the cache, and no more than can be used.
+
+    `beside`: bytes that further models take for each block.
+    """
+    block_bytes = backend.bytes_per_block(layout) + beside
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     if config.kv_cache_memory_bytes is not None:
         blocks = config.kv_cache_memory_bytes // block_bytes

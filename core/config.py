@@ -74,6 +74,7 @@ class EngineConfig:
     generation_config: str
     override_generation_config: Mapping[str, Any]
     reasoning_config: ReasoningConfig | None
+    speculative_config: Mapping[str, Any] | None
     structured_outputs_config: StructuredOutputsConfig
     disable_log_stats: bool
     plugins: tuple[Any, ...] | None
@@ -233,6 +234,7 @@ class EngineArgs(KnownKeywords):
             served_model_name=(names,) if isinstance(names, str) else tuple(names or ()),
             override_generation_config=FrozenDict(self.override_generation_config),
             structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
+            speculative_config=self.speculative_config and FrozenDict(self.speculative_config),
             logits_processors=tuple(self.logits_processors or ()),
             plugins=None if self.plugins is None else tuple(self.plugins),
         )

@@ -282,6 +282,7 @@ ENGINE_RULES: dict[str, Rule] = {
     "logits_processors": _logits_processors,
     "reasoning_parser": text("reasoning_parser", empty=True),
     "reasoning_config": reasoning_config,
+    "speculative_config": mapping("speculative_config"),
     "structured_outputs_config": structured_outputs_config,
     "allowed_local_media_path": text("allowed_local_media_path", empty=True),
 }

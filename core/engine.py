@@ -19,7 +19,7 @@ from .generation_config import announce, default_params
 from .holding import Holding
 from .intake import Intake
 from .lanes import Lanes
-from .metrics import Counter, Gauge, Metric
+from .metrics import Counter, Gauge, Metric, Vector
 from .outputs import PlanReport, RequestOutput
 from .params import RequestParams, SamplingParams
 from .power import Power
@@ -138,6 +138,7 @@ class LLMEngine:
         if self.parts.processors.hosts:
             request.given = self.intake.own(params)
         self.requests[request_id] = request
+        self.parts.speculation.enter(request)
         self._num_prompt_tokens += read.length
         self.holding.queue(request)
         self.choices.begin(request)
@@ -210,8 +211,38 @@ class LLMEngine:
             if outcome is not None:
                 for sequence, _ in schedule.work:
                     self.parts.scheduler.publish(sequence)
-            touched += self._advance(outcome) if outcome is not None else self._fail(schedule)
+                touched += self._advance(outcome)
+                touched += self._match(outcome)
+                if self.parts.speculation.num_users:
+                    self.parts.speculation.propose(outcome.sampled)
+            else:
+                touched += self._fail(schedule)
         return touched
+
+    def _match(self, outcome: StepOutcome) -> list[TokenSequence]:
+        """Let sequences whose token was the guessed one go on; return those that changed more."""
+        drafted = outcome.drafted
+        if not drafted:
+            return []
+        speculation, touched, depth = self.parts.speculation, list[TokenSequence](), 1
+        going = speculation.matching(drafted, drafted, depth)
+        while going:
+            for sequence in going:
+                sequence.num_computed += 1
+                self.parts.scheduler.publish(sequence)
+            try:
+                result = self.parts.runner.go_on(outcome, going, depth)
+            except Exception:
+                log.exception("a chain failed as a whole; the requests that it ran for end")
+                for sequence in going:
+                    self._break(sequence, RuntimeError("the chain failed; see the log"))
+                touched += going
+                break
+            touched += self._advance(StepOutcome(going, result, []))
+            depth += 1
+            going = speculation.matching(going, drafted, depth)
+        speculation.learn(drafted)
+        return [sequence for sequence in touched if sequence not in drafted]
 
     def _recover(self, outputs: list[RequestOutput]) -> None:
         """After an interrupt inside a step: lose nothing that was said, compute the rest again.
@@ -417,6 +448,8 @@ class LLMEngine:
             self.parts.scheduler.finish(sequence)
         sequence.finish_reason = verdict.reason
         sequence.stop_reason = verdict.detail
+        if sequence.guesser is not None:
+            self.parts.speculation.close(sequence)
         try:
             with blaming("detokenizer", "text", len(sequence.output_ids)):
                 sequence.text.finish()
@@ -445,6 +478,7 @@ class LLMEngine:
                 outputs.append(output)
             if request.is_finished and self.requests.get(request.request_id) is request:
                 del self.requests[request.request_id]
+                self.parts.speculation.leave(request)
                 self._num_finished += 1
         if not self.requests:
             self.parts.chain.rest()
@@ -532,6 +566,7 @@ class LLMEngine:
     def get_metrics(self) -> list[Metric]:
         """Return counters and gauges of this engine."""
         scheduler, pool = self.parts.scheduler, self.parts.pool
+        speculation = self.parts.speculation
         labels = {"model_name": self.model_name}
         counters = {
             "prompt_tokens": self._num_prompt_tokens,
@@ -542,6 +577,9 @@ class LLMEngine:
             "dense_rows": self.parts.chain.dense_rows,
             "prefix_cache_queries": pool.num_queried,
             "prefix_cache_hits": pool.num_hit,
+            "spec_decode_num_drafts": speculation.num_drafts,
+            "spec_decode_num_draft_tokens": speculation.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": speculation.num_accepted_tokens,
         }
         for observer in self.parts.registry.observers:
             counters.update(observer.metrics())
@@ -556,6 +594,11 @@ class LLMEngine:
                 for name, value in counters.items()
             ),
             *(Gauge(f"decodekit:{name}", dict(labels), value) for name, value in gauges.items()),
+            Vector(
+                "decodekit:spec_decode_num_accepted_tokens_per_pos",
+                dict(labels),
+                list(speculation.accepted_at),
+            ),
         ]
 
     @property

@@ -13,6 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from .driver import Driver
+    from .proposer import Proposer
     from .stage import (
         AttentionBackend,
         CommandSpec,
@@ -56,6 +57,11 @@ def decodekit_observers() -> Iterable[Observer]:  # type: ignore[empty-body]
 @hookspec
 def decodekit_drivers() -> Iterable[type[Driver]]:  # type: ignore[empty-body]
     """Return the drivers on offer."""
+
+
+@hookspec
+def decodekit_proposers() -> Iterable[type[Proposer]]:  # type: ignore[empty-body]
+    """Return the proposers on offer, which guess tokens for speculation."""
 
 
 @hookspec

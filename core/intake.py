@@ -239,6 +239,7 @@ class Intake:
         if driver is not None:
             request.drive = Drive(driver.kind(driver.bound, driver.context), driver.width)
             request.num_slots = driver.width if driver.kind.chooses else 1
+        parts.speculation.admit(request, joint=bool(parts.chain.program(plan).joint))
         count = params.best_of if driver is None else driver.start
         request.sequences = [
             self._sequence(request, branch, prompt.length) for branch in range(count)

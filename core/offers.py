@@ -15,6 +15,7 @@ from .discovery import Origin, Source
 from .driver import Driver
 from .errors import PluginError
 from .hookspecs import PROJECT, hookimpl
+from .proposer import Proposer
 from .stage import ApiRange, CommandSpec, Observer, Picker, Profile, Reviewer, Stage, Stop
 
 # The questions asked at load, and what kind of item each brings.
@@ -24,6 +25,7 @@ HOOKS = {
     "decodekit_stops": "stop",
     "decodekit_observers": "observer",
     "decodekit_drivers": "driver",
+    "decodekit_proposers": "proposer",
     "decodekit_constraint_backends": "constraint backend",
     "decodekit_attention_backends": "attention backend",
     "decodekit_profiles": "profile",
@@ -35,6 +37,7 @@ _CLASSES = {
     "decodekit_stages": Stage,
     "decodekit_pickers": Picker,
     "decodekit_drivers": Driver,
+    "decodekit_proposers": Proposer,
 }
 _INSTANCES = {
     "decodekit_stops": Stop,

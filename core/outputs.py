@@ -161,6 +161,8 @@ class RequestStateStats:
     first_token_latency: float = 0.0
     is_corrupted: bool = False
     finished_ts: float = 0.0  # ours; vLLM stops at the last token
+    num_draft_tokens: int = 0  # ours: guessed by speculation
+    num_accepted_draft_tokens: int = 0  # of those, right
 
     @property
     def last_token_time(self) -> float | None:

@@ -42,7 +42,7 @@ class FromElsewhere:
         from .presets import Presets, merged
 
         preset = Presets.load(preset_file).find(name)
-        params = cls(**merged(preset, override), preset=name)
+        params = cls(**{**merged(preset, override), "preset": name})
         params.note_layer([field for field in preset.fields if field not in override], preset.layer)
         params.__dict__["_preset"] = preset
         params._fields_set.discard("preset")

@@ -119,6 +119,7 @@ class SamplingParams(_Recorded, FromElsewhere):
     stops: list[Any] | None
     observers: list[Any] | None
     driver: Any
+    speculation: Any
 
     _fields_set: set[str]
     _eos_token_id: int | None  # set by update_from_generation_config
@@ -181,6 +182,7 @@ class SamplingParams(_Recorded, FromElsewhere):
         stops: list[Any] | None = None,
         observers: list[Any] | None = None,
         driver: Any = None,
+        speculation: str | dict[str, Any] | bool | None = None,
     ) -> None:
         values = locals()
         del values["self"]

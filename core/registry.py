@@ -193,6 +193,11 @@ class Registry:
         return self._view("driver")
 
     @property
+    def proposers(self) -> Mapping[str, Any]:
+        """What guesses tokens for speculation, by name."""
+        return self._view("proposer")
+
+    @property
     def constraint_backends(self) -> Mapping[str, Any]:
         """The grammar compilers, by name."""
         return self._view("constraint backend")

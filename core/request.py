@@ -50,6 +50,8 @@ class Sequence:
     score: float = 0.0  # sum of its tokens' log-probabilities before every stage
     is_pending: bool = False  # its distribution is known; it waits for the lanes beside it
     note: Any = None  # its driver's own
+    draft: abc.Sequence[int] = ()  # guessed tokens that the next step computes along
+    guesser: Any = None  # core.speculation.Guesser, made when it first guesses
 
     @property
     def key(self) -> int:
@@ -60,6 +62,11 @@ class Sequence:
     def plan(self) -> Any:
         """The request's plan."""
         return self.request.plan
+
+    @property
+    def params(self) -> RequestParams:
+        """The request's parameters."""
+        return self.request.params
 
     @property
     def mean_logprob(self) -> float | None:
@@ -111,6 +118,7 @@ class Request:
     cache_root: bytes = b""  # what the names of this request's blocks start from
     num_cached_tokens: int | None = None  # set by the scheduler when the request first runs
     drive: Any = None  # core.drive.Drive, where the request has a driver
+    speculation: Any = None  # core.speculation.BoundProposer, where its tokens are guessed
     num_slots: int = 1  # that its sequences need at once, as they wait for each other
     is_reported: bool = (
         False  # what is told once is out: the final output, a delta's prompt log-probs

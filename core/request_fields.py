@@ -162,6 +162,10 @@ FIELDS: dict[str, Row] = {
     "stops": Row({"type": "array"}, "Stop plugins of this request."),
     "observers": Row({}, "Observer plugins of this request."),
     "driver": Row({"type": ["string", "object"]}, "What runs several sequences for one answer."),
+    "speculation": Row(
+        {"anyOf": [{"const": False}, {"type": ["string", "object"]}]},
+        "What guesses tokens ahead, with its settings; false for nothing.",
+    ),
 }
 # Python objects; what is derived; and how copies are made.
 NOT_IN_JSON = frozenset({"logits_processors", "output_text_buffer_length", "skip_clone"})

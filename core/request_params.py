@@ -105,6 +105,7 @@ class RequestParams:
     stops: tuple[Any, ...] | None
     observers: tuple[Any, ...] | None
     driver: Any
+    speculation: Any  # None: the engine's; False: none; a method, or a FrozenDict with one
     fields_set: frozenset[str]
     sources: Mapping[str, str]  # field -> the layer that gave it, where that is not the request
     idle_cuts: tuple[str, ...]  # cuts that the request gave and temperature 0 switched off
@@ -204,5 +205,6 @@ _FROZEN = (
     "stops",
     "observers",
     "driver",
+    "speculation",
     "picker",
 )

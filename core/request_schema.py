@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -95,7 +96,8 @@ def _field(name: str) -> Json:
     schema: Json = {} if row is None else {**nullable(row.schema), "description": row.text}
     default = DEFAULTS[name]
     if default is None or isinstance(default, bool | int | float | str):
-        schema["default"] = int(default) if name == "output_kind" else default
+        # An IntEnum is its number in JSON.
+        schema["default"] = default if not isinstance(default, IntEnum) else default.value
     if name in OFF:
         schema["x-off"] = list(OFF[name])
     return schema

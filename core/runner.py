@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ from .stage import AttentionBackend, AttentionPlan
 PROMPT_ROWS = 128  # prompt positions whose logits are held at once
 
 
+class Drafted(NamedTuple):
+    """A sequence's guessed tokens in a step."""
+
+    row: int  # of the logits after the first of them; the others follow
+    tokens: Sequence[int]
+    position: int  # of the first, among the generated tokens
+
+
 @dataclass(slots=True)
 class StepOutcome:
     """The sequences that got a token in this step, and the tokens."""
@@ -26,6 +34,8 @@ class StepOutcome:
     sampled: list[TokenSequence]
     result: StepResult
     broken: list[tuple[TokenSequence, Exception]]  # whose prompt log-probs failed
+    logits: Tensor | None = None  # [rows, vocab], kept where tokens were guessed
+    drafted: dict[TokenSequence, Drafted] = field(default_factory=dict)
 
 
 class Runner:
@@ -44,6 +54,8 @@ class Runner:
         hidden = self._forward(work)  # [T, hidden]
         sampled: list[TokenSequence] = []
         last_rows: list[int] = []
+        further_rows: list[int] = []  # after guessed tokens
+        drafted: dict[TokenSequence, Drafted] = {}
         broken: list[tuple[TokenSequence, Exception]] = []
         start = 0
         for sequence, count in work:
@@ -55,14 +67,33 @@ class Runner:
                 except Exception as error:
                     broken.append((sequence, stage_error(error, "prompt_logprobs", "prompt", 0)))
             start += count
-            if done == sequence.num_tokens:
+            if done >= sequence.num_tokens:
+                extra = done - sequence.num_tokens
                 sampled.append(sequence)
-                last_rows.append(start - 1)
+                last_rows.append(start - 1 - extra)
+                if extra:
+                    done -= extra  # a guess counts when it has proved right
+                    position = len(sequence.output_ids)
+                    drafted[sequence] = Drafted(len(further_rows), sequence.draft, position)
+                    further_rows += range(start - extra, start)
             sequence.num_computed = done
         if not sampled:
             return StepOutcome([], StepResult([]), broken)
-        rows = hidden if len(last_rows) == hidden.shape[0] else hidden[last_rows]
-        return StepOutcome(sampled, self.chain.run(sampled, self.model.logits(rows)), broken)
+        wanted = last_rows + further_rows
+        rows = hidden if len(wanted) == hidden.shape[0] and not drafted else hidden[wanted]
+        logits = self.model.logits(rows)
+        count = len(sampled)
+        result = self.chain.run(sampled, logits[:count] if drafted else logits)
+        if not drafted:
+            return StepOutcome(sampled, result, broken)
+        return StepOutcome(sampled, result, broken, logits[count:], drafted)
+
+    @torch.inference_mode()
+    def go_on(self, outcome: StepOutcome, sequences: list[TokenSequence], depth: int) -> StepResult:
+        """Choose a token for each sequence from its logits after `depth` guessed tokens."""
+        assert outcome.logits is not None
+        rows = [outcome.drafted[sequence].row + depth - 1 for sequence in sequences]
+        return self.chain.run(sequences, outcome.logits[rows])
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy cache blocks (source, target)."""
@@ -77,6 +108,8 @@ class Runner:
         for sequence, count in work:
             begin = sequence.num_computed
             ids.extend(sequence.token_range(begin, begin + count))
+            if begin + count > sequence.num_tokens:
+                ids.extend(sequence.draft)
             positions.extend(range(begin, begin + count))
             counts.append(count)
             ends.append(begin + count)

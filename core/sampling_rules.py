@@ -324,6 +324,17 @@ def _plugin(name: str) -> Rule:
     return check
 
 
+def _speculation(value: Any) -> Any:
+    allowed = 'None, False, a method\'s name or a dict {"method": name, ...}'
+    if value is None or value is False or (isinstance(value, str) and value):
+        return value
+    if not isinstance(value, Mapping):
+        refuse_type("speculation", value, allowed)
+    if not all(isinstance(key, str) for key in value):
+        refuse("speculation", value, allowed)
+    return value
+
+
 _UNBOUNDED = (-math.inf, math.inf)
 _CUTS_OFF: Mapping[str, tuple[float, ...]] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,)}
 
@@ -382,6 +393,7 @@ FIELD_RULES: dict[str, Rule] = {
     "stops": _entries("stops", "stop"),
     "observers": _entries("observers", "observer"),
     "driver": _plugin("driver"),
+    "speculation": _speculation,
 }
 
 # Fields whose value is a container, which its owner may edit in place.

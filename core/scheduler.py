@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from .kv_cache import BlockPool
 from .request import Sequence, Status
 
+MOST_DRAFTED_ROWS = 256  # guessed tokens of one step, each of which has a row of logits
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -101,7 +103,8 @@ class Scheduler:
             budget -= count
             place += 1
         if not self._ran_out:
-            self._admit(step, budget)
+            budget = self._admit(step, budget)
+            self._take_drafts(step, budget)
         return step
 
     def publish(self, sequence: Sequence) -> None:
@@ -164,6 +167,8 @@ class Scheduler:
             if blocks is not None:
                 sequence.blocks += blocks
                 break
+            if self._trim():
+                continue
             self._ran_out = True
             if self._reclaim_waiting():
                 continue
@@ -176,6 +181,35 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _trim(self) -> bool:
+        """Take back blocks that held guesses which proved wrong; False if there were none."""
+        found = False
+        for sequence in self.running:
+            keep = self.pool.blocks_for(sequence.num_tokens)
+            if len(sequence.blocks) > keep:
+                self.pool.free(sequence.blocks[keep:])
+                del sequence.blocks[keep:]
+                found = True
+        return found
+
+    def _take_drafts(self, step: Schedule, budget: int) -> None:
+        """Let guessed tokens into what no real token wants of the step's tokens and blocks."""
+        rows = MOST_DRAFTED_ROWS
+        for place, (sequence, count) in enumerate(step.work):
+            if not sequence.draft:
+                continue
+            start = sequence.num_computed + count
+            num = min(len(sequence.draft), budget, rows) if start == sequence.num_tokens else 0
+            need = self.pool.blocks_for(start + num) - len(sequence.blocks)
+            blocks = self.pool.allocate(need) if need > 0 else []
+            if blocks is None:
+                num = max(min(num, len(sequence.blocks) * self.pool.block_size - start), 0)
+            sequence.blocks += blocks or []
+            sequence.draft = sequence.draft[:num]
+            step.work[place] = (sequence, count + num)
+            budget -= num
+            rows -= num
 
     def _preempt(self, victim: Sequence) -> None:
         self.num_preemptions += 1
@@ -193,7 +227,8 @@ class Scheduler:
                 return True
         return False
 
-    def _admit(self, step: Schedule, budget: int) -> None:
+    def _admit(self, step: Schedule, budget: int) -> int:
+        """Let waiting sequences in; return what is left of the budget."""
         place = 0
         is_full = False  # somebody waits for more slots than are free, so none is taken from them
         while place < len(self.waiting) and budget > 0 and self._free_slots:
@@ -217,6 +252,8 @@ class Scheduler:
             blocks = self.pool.allocate(max(need, 0))
             if blocks is None:
                 self._give_back(sequence)
+                if self._trim():
+                    continue
                 if not self.running and self._reclaim_waiting():
                     continue
                 break
@@ -232,6 +269,7 @@ class Scheduler:
             self.pool.num_hit += sequence.num_reused
             step.work.append((sequence, count))
             budget -= count
+        return budget
 
     def _reuse(self, sequence: Sequence) -> None:
         """Give a sequence that has computed nothing the known blocks of its first tokens.
@@ -266,6 +304,7 @@ class Scheduler:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = sequence.num_reused = sequence.num_published = 0
+        sequence.draft = ()
         if sequence.slot >= 0:
             self._free_slots.append(sequence.slot)
             sequence.slot = -1

@@ -1,13 +1,15 @@
-"""Classify sentences by the probability of each label, and compare with reading the answer's text.
+"""Classify sentences by the probability of each label, and compare with reading the answer.
 
-`LLM.choose` adds up the probabilities of every way to write a label; nothing is generated. The other
-way is to let the model write and look for a label in what it wrote: it fails where the model says
-something else, and cannot say how sure it is.
+`LLM.choose` adds up the probabilities of every way to write a label; nothing is generated. The
+other way is to let the model write and to look for a label in the text: a draw may pick the less
+likely label, the text may name none, and it cannot say how sure the model is.
 
     python examples/classify.py
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from decodekit import LLM, SamplingParams
 
@@ -23,7 +25,7 @@ Review: The best dinner we had all year.
 Sentiment: positive
 Review: {text}
 Sentiment:"""
-BARE = "Review: {text}\nIs this review positive or negative? Answer:"
+CHAT = "Classify the sentiment of this review as positive or negative: {text}"
 
 REVIEWS = [
     ("A wonderful film with great acting.", "positive"),
@@ -57,25 +59,26 @@ def accuracy(answers: list[str | None]) -> float:
     return sum(a == label for a, (_, label) in zip(answers, REVIEWS, strict=True)) / len(REVIEWS)
 
 
-def compare(llm: LLM, template: str) -> tuple[float, float, int]:
-    """Return both accuracies, and how often the written text names no label."""
-    prompts = [template.format(text=text) for text, _ in REVIEWS]
+def compare(llm: LLM, prompts: list[Any]) -> str:
+    """Return both accuracies, and how often the written text names no label, as a line."""
     chosen = llm.choose(prompts, LABELS)
-    written = llm.generate(
-        prompts, SamplingParams(temperature=0.8, seed=0, max_tokens=12), use_tqdm=False
-    )
-    texts = [parsed(output.outputs[0].text) for output in written]
-    return accuracy([item.choice for item in chosen]), accuracy(texts), texts.count(None)
+    line = f"choose {accuracy([item.choice for item in chosen]):.0%} right"
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, seed=0, max_tokens=16)
+        written = llm.generate(prompts, params, use_tqdm=False)
+        found = [parsed(output.outputs[0].text) for output in written]
+        line += (
+            f"; text at temperature {temperature} {accuracy(found):.0%} right "
+            f"({found.count(None)} of {len(found)} name no label)"
+        )
+    return line
 
 
 def main() -> None:
     llm = LLM()
-    for name, template in (("with examples", SHOTS), ("bare question", BARE)):
-        by_probability, by_text, silent = compare(llm, template)
-        print(
-            f"{name}: choose {by_probability:.0%} right, text {by_text:.0%} right "
-            f"({silent} of {len(REVIEWS)} name no label)"
-        )
+    print("with examples:", compare(llm, [SHOTS.format(text=text) for text, _ in REVIEWS]))
+    asked = [[{"role": "user", "content": CHAT.format(text=text)}] for text, _ in REVIEWS]
+    print("as a chat:", compare(llm, [llm.chat_prompt(messages) for messages in asked]))
     (one,) = llm.choose([SHOTS.format(text="Good, but much too expensive.")], LABELS)
     shares = ", ".join(f"{label} {share:.2f}" for label, share in one.probs.items())
     print(f"Good, but much too expensive: {shares} (the model writes one of them: {one.mass:.2f})")

@@ -160,7 +160,7 @@ class Generator:
     def scan(self) -> str:
         """Return the kernel that reads every logit once."""
         out = Writer()
-        out.add("part = tl.program_id(0)", "b = tl.program_id(1)", _SLOT, _ROW)
+        out.add("part = tl.program_id(0)", "b = first_row + tl.program_id(1)", _SLOT, _ROW)
         self.load_columns(out, self.program.head)
         scale, name = "1.0", "head"
         if self.scaled:
@@ -217,7 +217,8 @@ class Generator:
         for place, line in enumerate(_summaries(self.statistics)):
             out.add(f"tl.store(sums + {place}, {line}, mask=inside)")
         args = [
-            *("logits", "stride", "rows", "slots", "V", "K", "S", "sub_out", "mass_out"),
+            *("logits", "stride", "rows", "slots", "first_row", "V", "K", "S"),
+            *("sub_out", "mass_out"),
             *(("rsub_out", "rmass_out") if self.raw else ()),
             *(("stat_out",) if self.statistics else ()),
             *(*self.column_args, *self.aux_args, "T: tl.constexpr", "SAME: tl.constexpr"),
@@ -231,11 +232,11 @@ class Generator:
     def select(self) -> str:
         """Return the kernel that chooses a token for each row."""
         out = Writer()
-        out.add("b = tl.program_id(0)", _SLOT, _ROW, "low = 0", "high = V")
+        out.add("b = first_row + tl.program_id(0)", _SLOT, _ROW, "low = 0", "high = V")
         self.load_columns(out, self.program.steps)
         out.add("base = b.to(tl.int64) * S", "line = logits + row * stride")
         out.add("own = scratch + b.to(tl.int64) * (4 * P)", "flag = 0", "token = -1")
-        out.add("listed = lists + b.to(tl.int64) * (2 * N)")
+        out.add("listed = lists + b.to(tl.int64) * N")
         if self.program.picker is Picker.ICDF:
             skew = self.names[(self.program.pick_instance, "skew")]
             out.add(f"{skew} = tl.load({skew}_ptr + slot)")
@@ -257,7 +258,8 @@ class Generator:
         if self.raw:
             self._raw(out)
         args = [
-            *("logits", "stride", "rows", "slots", "keys", "positions", "branches"),
+            *("logits", "stride", "rows", "slots", "first_row"),
+            *("keys", "positions", "branches"),
             *("V", "K", "S", "sub_in", "mass_in"),
             *(("rsub_in", "rmass_in", "logprob_out") if self.raw else ()),
             *(("rank_out", "top_ids", "top_values") if self.program.outputs.num_top else ()),
@@ -292,11 +294,11 @@ class Generator:
         value = f"head(x, ids, live, {self.head_args()})" if kind == "y" else "x"
         limit = "V" if kind == "y" else "K"
         out.add(
-            "per: tl.constexpr = 4 * P // G",
-            "quarters = tl.arange(0, G)[:, None] * per + tl.arange(0, per)[None, :]",
+            "quarters = tl.arange(0, G)[:, None] * (4 * P // G)"
+            " + tl.arange(0, 4 * P // G)[None, :]",
             f"maxima = tl.load({source} + base * 4 + quarters, mask=quarters < 4 * S, other=DEAD)",
             "gmax = nan_max(maxima, 1)",
-            f"cut = find_cut(gmax, {wanted})",
+            f"cut = find_cut(gmax, {wanted}, G)",
             "num_subs = list_subs(maxima, quarters, cut, own)",
             "num_subs = tl.where(num_subs < N, num_subs, 0)",
             "n = tl.where(num_subs > 0, 0, N)",
@@ -436,7 +438,7 @@ def {name}_row({args}):
 
 @triton.jit
 def {name}({args}):
-    b = tl.program_id({axis})
+    b = first_row + tl.program_id({axis})
     if SAME:
         {name}_row({call})
     elif tl.load(slots + b) >= 0:

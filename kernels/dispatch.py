@@ -28,6 +28,10 @@ class ListClass(NamedTuple):
 LIST_CLASSES = (ListClass(128, 256, 64), ListClass(512, 512, 300), ListClass(1024, 1024, 480))
 
 
+FEW = 132  # rows up to here have a multiprocessor each, and take all the warps they can use
+OVERLAPPED = 192  # rows from here on go in halves, one scanned while the other is selected from
+
+
 class History(NamedTuple):
     """What tokens a slot has seen, each [slots, ...]."""
 
@@ -95,6 +99,18 @@ class _Space:
     kept: Tensor
 
 
+class _Work(NamedTuple):
+    """What both kernels of one run are given."""
+
+    logits: Tensor
+    batch: Batch
+    space: _Space
+    pointers: list[Any]
+    segments: int
+    padded: int  # segments, rounded up to a power of two
+    sizes: ListClass
+
+
 def list_class(longest: int) -> ListClass:
     """Return the sizes for top-k up to `longest`."""
     return next((each for each in LIST_CLASSES if longest <= each.cap), LIST_CLASSES[-1])
@@ -114,10 +130,11 @@ class FusedChain:
     device: torch.device
     segments_a_program: int = 0  # 0: chosen by the batch
     scan_warps: int = 4
-    select_warps: int = 8
+    select_warps: int = 0  # 0: chosen by the batch
     _space: _Space | None = field(default=None, init=False)
     _module: Any = field(default=None, init=False)
     _generator: Any = field(default=None, init=False)
+    _stream: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._module = module_of(self.program)
@@ -150,8 +167,12 @@ class FusedChain:
         sizes = ListClass(sizes.entries, min(sizes.groups, 4 * padded), sizes.cap)
         space = self._reserve(count, segments, padded, sizes)
         pointers = self._pointers(columns, history, sparse or {}, bits or {})
-        self._scan(logits, batch, space, pointers, segments, count)
-        self._select(logits, batch, space, pointers, (segments, padded, sizes), count)
+        work = _Work(logits, batch, space, pointers, segments, padded, sizes)
+        if count >= OVERLAPPED and self.device.type == "cuda":
+            self._overlap(work, count)
+        else:
+            self._scan(work, 0, count)
+            self._select(work, 0, count, early=True)
         outputs = self.program.outputs
         top = outputs.num_top
         raw = outputs.raw or top > 0
@@ -165,17 +186,24 @@ class FusedChain:
             space.kept[:count] if self._generator.keeps else None,
         )
 
-    def _scan(
-        self,
-        logits: Tensor,
-        batch: Batch,
-        space: _Space,
-        pointers: list[Any],
-        segments: int,
-        count: int,
-    ) -> None:
+    def _overlap(self, work: _Work, count: int) -> None:
+        """Scan one half of the rows while the other half, scanned before, is selected from."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        half = count // 32 * 16
+        main = torch.cuda.current_stream(self.device)
+        self._scan(work, 0, half)
+        self._stream.wait_stream(main)
+        self._scan(work, half, count)
+        with torch.cuda.stream(self._stream):
+            self._select(work, 0, half, early=False)
+        self._select(work, half, count, early=True)
+        main.wait_stream(self._stream)
+
+    def _scan(self, work: _Work, first: int, last: int) -> None:
         owner = self._generator
-        tile = self.segments_a_program or (4 if count <= 8 else 16)
+        space, batch, logits = work.space, work.batch, work.logits
+        tile = self.segments_a_program or (4 if last - first <= 8 else 16)
         extra: list[Any] = []
         if owner.raw:
             extra += [space.raw_sub, space.raw_mass]
@@ -183,27 +211,20 @@ class FusedChain:
         if owner.statistics:
             extra.append(space.sums)
             constants["STATS"] = num_summaries(self.program)
-        self._module.scan[(-(-segments // tile), count)](
-            *(logits, logits.stride(0), batch.rows, batch.slots),
-            *(self.vocab_size, self.tokenizer_size, segments, space.sub, space.mass),
+        self._module.scan[(-(-work.segments // tile), last - first)](
+            *(logits, logits.stride(0), batch.rows, batch.slots, first),
+            *(self.vocab_size, self.tokenizer_size, work.segments, space.sub, space.mass),
             *extra,
-            *pointers,
+            *work.pointers,
             **constants,
             num_warps=self.scan_warps,
             enable_fp_fusion=False,
         )
 
-    def _select(
-        self,
-        logits: Tensor,
-        batch: Batch,
-        space: _Space,
-        pointers: list[Any],
-        shape: tuple[int, int, ListClass],
-        count: int,
-    ) -> None:
+    def _select(self, work: _Work, first: int, last: int, *, early: bool) -> None:
+        """Launch the second kernel; `early` lets it start while the one before it ends."""
         owner = self._generator
-        segments, padded, sizes = shape
+        space, batch, logits, sizes = work.space, work.batch, work.logits, work.sizes
         extra: list[Any] = []
         if owner.raw:
             extra += [space.raw_sub, space.raw_mass, space.logprobs]
@@ -212,7 +233,7 @@ class FusedChain:
         if owner.keeps:
             extra.append(space.kept)
         constants: dict[str, Any] = {
-            "P": padded,
+            "P": work.padded,
             "G": sizes.groups,
             "N": sizes.entries,
             "CAP": sizes.cap,
@@ -221,17 +242,17 @@ class FusedChain:
         if owner.statistics:
             extra.append(space.sums)
             constants["STATS"] = num_summaries(self.program)
-        self._module.select[(count,)](
-            *(logits, logits.stride(0), batch.rows, batch.slots),
+        self._module.select[(last - first,)](
+            *(logits, logits.stride(0), batch.rows, batch.slots, first),
             *(batch.keys, batch.positions, batch.branches),
-            *(self.vocab_size, self.tokenizer_size, segments, space.sub, space.mass),
+            *(self.vocab_size, self.tokenizer_size, work.segments, space.sub, space.mass),
             *extra,
             *(space.scratch, space.lists, space.tokens, space.flags),
-            *pointers,
+            *work.pointers,
             **constants,
-            num_warps=self.select_warps,
+            num_warps=self.select_warps or (8 if len(batch.rows) <= FEW else 4),
             enable_fp_fusion=False,
-            launch_pdl=not INTERPRETED,
+            launch_pdl=early and not INTERPRETED,
         )
 
     def _pointers(
@@ -261,10 +282,10 @@ class FusedChain:
         space = self._space
         entries = sizes.entries
         if space is not None:
-            if len(space.tokens) >= count and space.lists.shape[1] >= 2 * entries:
+            if len(space.tokens) >= count and space.lists.shape[1] >= entries:
                 return space
             count = max(count, len(space.tokens))
-            entries = max(entries, space.lists.shape[1] // 2)
+            entries = max(entries, space.lists.shape[1])
         int64 = {"dtype": torch.int64, "device": self.device}
         int32 = {"dtype": torch.int32, "device": self.device}
         float32 = {"dtype": torch.float32, "device": self.device}
@@ -278,7 +299,7 @@ class FusedChain:
                 count, segments, max(num_summaries(self.program), 1), **int64
             ),
             scratch=torch.empty(count, 4 * padded, **int32),  # type: ignore[arg-type]
-            lists=torch.empty(count, 2 * entries, **int64),  # type: ignore[arg-type]
+            lists=torch.empty(count, entries, **int64),  # type: ignore[arg-type]
             tokens=torch.empty(count, **int64),  # type: ignore[arg-type]
             flags=torch.empty(count, **int32),  # type: ignore[arg-type]
             logprobs=torch.empty(count, **float32),  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ class Tail:
         ]
         if not last or self.owner.program.picker is Picker.ICDF:
             self.lines += [
-                "values, ids = sort_again(values, ids, listed, N)",
+                "values, ids = sort_again(values, ids, N)",
                 "alive = values > DEAD",
                 "is_bound = ids == BOUND_ID",
                 "ranks = tl.arange(0, N)",

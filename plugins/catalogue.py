@@ -44,6 +44,8 @@ BUILT_INS: tuple[str, ...] = (
     "plugins.pick.adaptive_p",
     "plugins.pick.keyed_gumbel",
     "plugins.drive.beam_search",
+    "plugins.draft.prompt_lookup",
+    "plugins.draft.draft_model",
     "plugins.stop.tokens",
     "plugins.stop.repetition",
     "plugins.observe.logprobs",

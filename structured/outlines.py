@@ -15,10 +15,12 @@ from importlib.util import find_spec
 from threading import Lock
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..core.constraint import GrammarSpec, Suited, Vocabulary
 from ..core.errors import ValidationError
 from ..core.hookspecs import hookimpl
-from .matching import told
+from .matching import token_words, told
 from .states import StateProgram
 from .workshop import Died, OverTime, Workshop
 
@@ -27,6 +29,7 @@ BOUNDED = r"[ \n\t\r]{0,8}"
 MAX_REGEX = 20_000  # characters of the expression that a schema becomes
 SECONDS = 10.0
 MEMORY = 4 << 30
+MOST_ROWS = 2_000  # masks that are made beside the table; past that each at its first visit
 
 _WHITESPACE = {"bounded": BOUNDED, "compact": "", "json_dumps": "[ ]?", "any": r"[ \n\t\r]*"}
 
@@ -62,7 +65,7 @@ class OutlinesBackend:
         """Build the table of what `suit` returned; ValidationError with the reason if it cannot."""
         try:
             regex = expression(spec)
-            index = self._workshop.call(
+            index, rows = self._workshop.call(
                 build_index, regex, self._map(), self.vocabulary.size, seconds=self._seconds
             )
         except OverTime as error:
@@ -73,7 +76,7 @@ class OutlinesBackend:
             if isinstance(error, ValidationError):
                 raise
             self._refuse(spec, told(error), error)
-        return OutlinesProgram(index, self.vocabulary)
+        return OutlinesProgram(index, rows, self.vocabulary)
 
     def close(self) -> None:
         """End the helper process."""
@@ -119,12 +122,26 @@ def expression(spec: GrammarSpec) -> str:
     return regex
 
 
-def build_index(regex: str, tokens: Mapping[bytes, Sequence[int]], size: int) -> Any:
-    """Run in the helper process: return the table of `regex` with a NUL behind it."""
+def build_index(
+    regex: str, tokens: Mapping[bytes, Sequence[int]], size: int
+) -> tuple[Any, dict[int, bytes]]:
+    """Run in the helper process: return the table of `regex` with a NUL behind it, and its masks.
+
+    The masks are rows of int32 words by state; there are none if the table is large.
+    """
     import outlines_core
 
     vocabulary = outlines_core.Vocabulary(size + 1, tokens)  # an end id that is nowhere in the map
-    return outlines_core.Index(rf"(?:{regex})\x00", vocabulary)
+    index = outlines_core.Index(rf"(?:{regex})\x00", vocabulary)
+    table = index.get_transitions()
+    if len(table) > MOST_ROWS:
+        return index, {}
+    rows: dict[bytes, bytes] = {}  # equal ones are sent once
+    masks = {}
+    for state, moves in table.items():
+        row = token_words((token for token in moves if token < size), size).tobytes()
+        masks[state] = rows.setdefault(row, row)
+    return index, masks
 
 
 def _literal(text: str) -> str:
@@ -135,13 +152,16 @@ def _literal(text: str) -> str:
 class OutlinesProgram(StateProgram):
     """A table of outlines_core, its states numbered as they are met."""
 
-    def __init__(self, index: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, index: Any, rows: Mapping[int, bytes], vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         self._index = index
         self._end = vocabulary.size  # id of the NUL
         self._theirs = [index.get_initial_state()]  # our number -> theirs
         self._ours = {self._theirs[0]: 0}
         self._size = 0
+        for state, row in rows.items():
+            words = self._unique.setdefault(row, np.frombuffer(row, dtype=np.int32))
+            self._rows[self._number(state)] = words
 
     @property
     def memory_bytes(self) -> int:

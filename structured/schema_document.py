@@ -136,7 +136,7 @@ class Document:
         if self._names is None:
             self._names = {}
             self._bases = {}
-            self._collect(Place("", self.root), "schema:/root")
+            self._collect(Place("", self.root), "https://schema.invalid/root")
         return self._names
 
     def _collect(self, place: Place, base: str) -> None:

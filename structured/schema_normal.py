@@ -151,7 +151,7 @@ class Normaliser:
                 facts.types = frozenset()
                 return []
         below = (*inside, part.key)
-        queue += [(item, scopes, below) for item in joined.all]
+        queue[:0] = [(item, scopes, below) for item in joined.all]  # in the order of the text
         return [
             [[(item, scopes, below) for item in alternative] for alternative in choice]
             for choice in joined.choices

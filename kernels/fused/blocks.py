@@ -46,9 +46,21 @@ if INTERPRETED:
         tl.store(places, values, mask=mask)
 
     @triton.jit
-    def pin(keys):
-        """Return int64 as they are."""
-        return keys
+    def sort_down(keys, N: tl.constexpr):
+        """Return the keys [N] from the greatest to the least."""
+        ahead = tl.sum((keys[:, None] > keys[None, :]).to(tl.int32), 0)
+        places = tl.arange(0, N)
+        # Equal keys share a place, and fill the ones after it.
+        ahead = tl.sum(
+            ((keys[:, None] == keys[None, :]) & (places[:, None] < places[None, :])).to(tl.int32), 0
+        ) + ahead
+        hits = ahead[:, None] == places[None, :]
+        low = tl.where(keys == keys, keys, 0)
+        return tl.max(tl.where(hits, low[:, None], _least_of(keys)), 0)
+
+    @triton.jit
+    def _least_of(keys):
+        return tl.min(keys, 0)
 
     @triton.jit
     def divide(y, t):
@@ -104,14 +116,9 @@ else:
         )
 
     @triton.jit
-    def pin(keys):
-        """Return int64 as they are, computed once.
-
-        Where every thread needs all of them, the compiler would have each thread compute all.
-        """
-        return tl.inline_asm_elementwise(
-            "mov.b64 $0, $1;", "=l,l", [keys], dtype=tl.int64, is_pure=False, pack=1
-        )
+    def sort_down(keys, N: tl.constexpr):
+        """Return the keys [N] from the greatest to the least."""
+        return tl.sort(keys, descending=True)
 
     @triton.jit
     def divide(y, t):

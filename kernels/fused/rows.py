@@ -1,7 +1,7 @@
 """What a program does with one row: cuts, short lists, their order, and the statistics of a row.
 
 A row has scratch in device memory, `own` int32 for 4 * P places of sub-segments and `listed` int64
-for two lists of N keys. Only the program of the row reads or writes it; a barrier stands between a
+for N tokens. Only the program of the row reads or writes it; a barrier stands between a
 store and the loads of other threads.
 """
 
@@ -15,22 +15,17 @@ from .blocks import (
     MASS_BIAS,
     ONE,
     id_of,
-    ordered,
-    pin,
     rank_key,
     scatter,
     scatter32,
+    sort_down,
     to_int,
     to_mass,
     unit_for,
     value_of,
 )
 
-SLACK = tl.constexpr(4)  # groups that a cut may let through beyond those wanted
-MOST_STEPS = tl.constexpr(20)
-CHUNK = tl.constexpr(64)  # keys that are compared with a longer one at once
 NO_ENTRY = tl.constexpr((-8388608 << 32) | 0x7FFFFFFF)  # -inf and BOUND_ID in an unordered list
-NO_KEY = tl.constexpr(-2139095041 << 32)  # the rank_key of -inf and BOUND_ID
 _FARTHEST = tl.constexpr(200.0)  # exp(-200) is 0 in float32, and 200 * 0 is no NaN
 _DROP_UNIT = tl.constexpr(16777216.0)  # drops of logits are summed in steps of 2**-24
 _LARGEST_DROP = tl.constexpr(16384.0)
@@ -61,28 +56,10 @@ def mask_bits(y, ids, live, b, words, stride, index):
 
 
 @triton.jit
-def find_cut(gmax, wanted):
-    """Return a value that at least `wanted` of `gmax` [G] reach, and seldom many more.
-
-    -inf if there are not so many. Halving a range of values ends within SLACK of the number wanted,
-    or where it cannot get nearer, as with many equal values.
-    """
-    alive = gmax > DEAD
-    reaching = tl.sum(alive.to(tl.int32), 0)
-    low = tl.min(tl.where(alive, gmax, float("inf")), 0)
-    high = tl.max(gmax, 0)
-    cut = tl.where(reaching >= wanted, low, DEAD)
-    steps = 0
-    while (reaching > wanted + SLACK) & (steps < MOST_STEPS):
-        middle = low * 0.5 + high * 0.5
-        count = tl.sum((gmax >= middle).to(tl.int32), 0)
-        enough = count >= wanted
-        reaching = tl.where(enough, count, reaching)
-        cut = tl.where(enough, middle, cut)
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-        steps += 1
-    return cut
+def find_cut(gmax, wanted, G: tl.constexpr):
+    """Return the `wanted`-th greatest of `gmax` [G]; -inf if there are not so many."""
+    in_order = sort_down(gmax, G)
+    return tl.max(tl.where(tl.arange(0, G) == wanted - 1, in_order, DEAD), 0)
 
 
 @triton.jit
@@ -135,15 +112,10 @@ def sort_list(listed, n, bound, has_bound: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def sort_again(values, ids, listed, N: tl.constexpr):
+def sort_again(values, ids, N: tl.constexpr):
     """Return the tokens in rank order after their values changed."""
-    alive = values > DEAD
-    ends = tl.cumsum(alive.to(tl.int32), 0)
-    tl.debug_barrier()
-    bits = values.to(tl.int32, bitcast=True).to(tl.int64)
-    tl.store(listed + ends - 1, (bits << 32) | ids.to(tl.int64), mask=alive)
-    tl.debug_barrier()
-    return _in_order(listed, tl.max(ends, 0), N)
+    keys = sort_down(rank_key(values, ids), N)
+    return value_of(keys), id_of(keys)
 
 
 @triton.jit
@@ -156,14 +128,7 @@ def _in_order(listed, count, N: tl.constexpr):
     places = tl.arange(0, N)
     inside = places < count
     keys = _key_of(tl.load(listed + places, mask=inside, other=NO_ENTRY))
-    ahead = tl.zeros([N], tl.int32)
-    for first in range(0, count, CHUNK):
-        some = first + tl.arange(0, CHUNK)
-        others = pin(_key_of(tl.load(listed + some, mask=some < count, other=NO_ENTRY)))
-        ahead += tl.sum((others[:, None] > keys[None, :]).to(tl.int32), 0)
-    tl.store(listed + N + ahead, keys, mask=inside)
-    tl.debug_barrier()
-    keys = tl.load(listed + N + places, mask=inside, other=NO_KEY)
+    keys = sort_down(keys, N)
     return value_of(keys), id_of(keys)
 
 

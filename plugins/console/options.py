@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.config import EngineArgs
@@ -113,6 +114,14 @@ _SAMPLING = (
         "A named set of these options (`decodekit presets list`); what else is given wins.",
         metavar="NAME",
     ),
+    Opt(
+        "json_schema",
+        str,
+        "The answer is JSON of this schema: a file, or the schema itself.",
+        metavar="FILE",
+    ),
+    Opt("regex", str, "The whole answer matches this regular expression.", metavar="PATTERN"),
+    Opt("choice", list[str], "The answer is one of these. Repeatable.", metavar="TEXT"),
     Opt("params_json", str, "Any SamplingParams fields.", metavar="JSON", flags=("--params",)),
 )
 
@@ -156,6 +165,9 @@ class Sampling:
             fields["seed"] = fields.pop("request_seed")
         chain = fields.pop("chain", None)
         more = json_object("--params", fields.pop("params_json", None))
+        wanted = _constraint(fields)
+        if wanted:
+            fields["structured_outputs"] = wanted
         if "logit_bias" in fields:
             fields["logit_bias"] = json_object("--logit-bias", fields["logit_bias"])
         refuse_twice("--params", more, fields if chain is None else {**fields, "chain": chain})
@@ -195,6 +207,28 @@ class Sampling:
             params.note_layer(["max_tokens"], COMMAND_LAYER)
         resolve(params, presets, engine.parts.preset)
         return params
+
+
+def _constraint(fields: dict[str, Any]) -> dict[str, Any]:
+    """Take the options that constrain the answer out of `fields`, as one constraint."""
+    wanted: dict[str, Any] = {}
+    schema = fields.pop("json_schema", None)
+    if schema is not None:
+        text = schema if schema.lstrip().startswith("{") else _read("--json-schema", schema)
+        wanted["json"] = json_object("--json-schema", text)
+    for name in ("regex", "choice"):
+        if name in fields:
+            wanted[name] = fields.pop(name)
+    return wanted
+
+
+def _read(option: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValidationError(
+            f"{option} cannot read {name!r}: {error}", parameter=option, value=name
+        ) from None
 
 
 def stage_name(item: object) -> str:

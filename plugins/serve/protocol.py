@@ -95,6 +95,7 @@ class Sampling(Body):
     stops: list[Entry] | None = None
     observers: list[Entry] | None = None
     driver: str | dict[str, Any] | None = None
+    speculation: str | dict[str, Any] | bool | None = None
     plan_review: bool | None = None
 
 

@@ -140,7 +140,7 @@ def test_a_fused_chain_chooses_what_its_stages_choose(
     logits[:, 1200] += 4
     fused = Run([given] * 3, fusion=True).step(logits)
     plain = Run([given] * 3, fusion=False).step(logits)
-    assert counted == [3], "the kernels did not run"
+    assert counted[-1] == 3, "the kernels did not run"
     assert fused.errors == {} and plain.errors == {}
     assert fused.tokens == plain.tokens
     assert fused.scores == pytest.approx(plain.scores, abs=1e-5)

@@ -127,7 +127,7 @@ COMPLETION_ONLY = {
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, CHAT_ONLY,
          "ChatCompletion"),
-        ("/v1/completions", {"prompt": ["ab", [65, 66]]}, COMPLETION_ONLY, "Completion"),
+        ("/v1/completions", {"prompt": ["ab", "cd"]}, COMPLETION_ONLY, "Completion"),
     ],
     ids=["chat", "completions"],
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Proposers: what guesses tokens for speculation."""
