@@ -172,8 +172,8 @@ class BeamSearch(Driver):
         """How many candidates are looked at over all beams, so that `width` go on."""
         width = self.bound.width
         if self.bound.early_stopping is None:  # each beam's own best 2 * width
-            return 2 * width * num_lanes
-        return max(2, 1 + len(self.ends)) * width
+            return int(2 * width * num_lanes)
+        return int(max(2, 1 + len(self.ends)) * width)
 
     def _best(self, ranking: Tensor, count: int) -> list[tuple[int, int]]:
         """Return the places (lane, token) of the best alive candidates, best first."""
@@ -194,7 +194,7 @@ class BeamSearch(Driver):
         return [(lane, token) for _, lane, token in listed[:count]]
 
     def _per_lane(self, count: int) -> int:
-        return 2 * self.bound.width if self.bound.early_stopping is None else count
+        return int(2 * self.bound.width) if self.bound.early_stopping is None else count
 
     def _moves(
         self,
@@ -276,7 +276,7 @@ class BeamSearch(Driver):
         counted = length - (ends and profile != "transformers")
         if profile == "vllm":
             counted += self.prompt_len
-        return total / max(counted, 1) ** self.bound.length_penalty
+        return float(total / max(counted, 1) ** self.bound.length_penalty)
 
     def _keep(self, score: float) -> None:
         self.finished = sorted([*self.finished, score], reverse=True)[: self.bound.width]
@@ -291,7 +291,7 @@ class BeamSearch(Driver):
         longest = stopping == "never" and self.bound.length_penalty > 0
         assumed = self.most if longest else length
         best = self._score(max(note.total for note in notes), assumed, False)
-        return best <= self.finished[-1]
+        return bool(best <= self.finished[-1])
 
     def leftover(self, lane: Lane) -> Verdict | None:
         """Beams that are live when the search ends early are dropped."""

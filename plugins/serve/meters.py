@@ -70,9 +70,7 @@ class Meters:
         self._plugin_errors = self._counter(
             "plugin_errors", "Requests that failed in a stage or plugin.", "plugin"
         )
-        self._http = self._counter(
-            "http_requests", "HTTP requests.", "method", "handler", "status"
-        )
+        self._http = self._counter("http_requests", "HTTP requests.", "method", "handler", "status")
         self._http_seconds = Histogram(
             f"{PREFIX}http_request_duration_seconds",
             "Time to the end of the response.",

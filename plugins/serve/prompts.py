@@ -120,9 +120,7 @@ def _read(
     truncate: int | None,
     options: Mapping[str, Any] | None = None,
 ) -> Prompt:
-    read = state.engine.engine.intake.prompt(
-        prompt, truncate=truncate, tokenization_kwargs=options
-    )
+    read = state.engine.engine.intake.prompt(prompt, truncate=truncate, tokenization_kwargs=options)
     return Prompt(read.ids, read.text)
 
 

@@ -155,7 +155,9 @@ def _log_request(state: ServerState, name: str, job: Job) -> None:
             "priority has no effect under --scheduling-policy fcfs; use --scheduling-policy priority"
         )
     if settings.enable_log_requests:
-        text = job.prompt.text if job.prompt.text is None else job.prompt.text[: settings.max_log_len]
+        text = (
+            job.prompt.text if job.prompt.text is None else job.prompt.text[: settings.max_log_len]
+        )
         log.info("request %s: prompt %r, %r", name, text, job.params)
 
 

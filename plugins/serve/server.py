@@ -52,20 +52,20 @@ def listen(listener: Mapping[str, Any]) -> socket.socket:
     Connections wait in its queue only after `run` begins to listen.
     """
     path = listener.get("uds")
-    host, port = listener.get("host"), listener.get("port", PORT)
+    host, port = listener.get("host") or "0.0.0.0", listener.get("port", PORT)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family if path is None else socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path is not None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.bind(path)
-            return sock
-        family = socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host or "0.0.0.0", port))
-        return sock
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
     except (OSError, OverflowError) as error:
-        where = path or f"{host or '0.0.0.0'}:{port}"
+        sock.close()
+        where = path or f"{host}:{port}"
         raise ValidationError(f"cannot listen on {where}: {error}", parameter="port") from error
+    return sock
 
 
 def config_of(app: Any, settings: ServeSettings, listener: Mapping[str, Any]) -> uvicorn.Config:

@@ -70,9 +70,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with self.owned:
-            await send(
-                {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             sender = asyncio.ensure_future(self._send_all(send))
             watch = asyncio.ensure_future(_disconnect(receive))
             try:

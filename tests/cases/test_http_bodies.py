@@ -86,7 +86,9 @@ def test_dec_083_an_unknown_model_is_a_404(byte_site: Site, stream: bool) -> Non
 
 def test_dec_083_broken_json_other_types_and_other_methods(byte_site: Site) -> None:
     for raw in (b"{", b"[1]", b"nul", b'{"a": \xff}', b"[" * 100_000):
-        answer = byte_site.http.post(CHAT, content=raw, headers={"Content-Type": "application/json"})
+        answer = byte_site.http.post(
+            CHAT, content=raw, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "BadRequestError"
     assert byte_site.http.post(CHAT, content=b"{}").status_code == 400
@@ -128,7 +130,9 @@ def test_dec_084_values_out_of_range_stop_at_the_door(byte_site: Site) -> None:
 
     for name, value in OUT_OF_RANGE:
         raw = f'{{"messages": {json.dumps(TALK)}, "{name}": {value}}}'
-        answer = byte_site.http.post(CHAT, content=raw, headers={"Content-Type": "application/json"})
+        answer = byte_site.http.post(
+            CHAT, content=raw, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code == 400, (name, value)
         error = answer.json()["error"]
         assert name in error["message"] and error["param"] == name, (name, value, error)

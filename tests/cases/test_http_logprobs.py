@@ -98,9 +98,7 @@ def test_dec_059_bytes_of_a_token_that_is_part_of_a_character(
     for content in (choice["logprobs"]["content"], streamed):
         assert len(content) == 8
         assert bytes(byte for entry in content for byte in entry["bytes"]) == text.encode()
-        assert all(
-            len(top["bytes"]) == 1 for entry in content for top in entry["top_logprobs"]
-        )
+        assert all(len(top["bytes"]) == 1 for entry in content for top in entry["top_logprobs"])
 
 
 def test_dec_060_echoed_log_probs_do_not_depend_on_the_cache(byte_site: Site) -> None:
@@ -118,9 +116,7 @@ def test_dec_060_echoed_log_probs_do_not_depend_on_the_cache(byte_site: Site) ->
 
 def test_dec_061_prompt_log_probs_are_refused_with_stream(byte_site: Site) -> None:
     for count in (1, -1):
-        byte_site.refused(
-            COMPLETIONS, {"prompt": "abc", "stream": True, "prompt_logprobs": count}
-        )
+        byte_site.refused(COMPLETIONS, {"prompt": "abc", "stream": True, "prompt_logprobs": count})
     assert byte_site.events(COMPLETIONS, prompt="abc", prompt_logprobs=0, max_tokens=2)
 
 
@@ -140,7 +136,9 @@ def test_dec_062_scoring_a_prompt(byte_site: Site) -> None:
         assert all(value < 0 for value in logprobs["token_logprobs"][1:])
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
             assert prompt[offset : offset + len(token)] == token
-    assert "max_tokens" in byte_site.refused(COMPLETIONS, {"prompt": "a", "max_tokens": 0})["message"]
+    assert (
+        "max_tokens" in byte_site.refused(COMPLETIONS, {"prompt": "a", "max_tokens": 0})["message"]
+    )
 
 
 def test_dec_062_scoring_streams_the_prompt_alone(byte_site: Site) -> None:

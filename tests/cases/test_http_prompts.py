@@ -104,7 +104,9 @@ def test_dec_092_the_plan_says_where_a_value_came_from(make_site: MakeSite) -> N
 
 
 def test_dec_093_the_default_max_tokens_over_http(make_site: MakeSite) -> None:
-    tokenizer = byte_tokenizer(special=["<end>"], eos="<end>", chat_template="{{ messages[0].content }}")
+    tokenizer = byte_tokenizer(
+        special=["<end>"], eos="<end>", chat_template="{{ messages[0].content }}"
+    )
     site = make_site(flat_table(257), model={"tokenizer": tokenizer}, max_model_len=128)
 
     def length(answer: dict[str, Any]) -> int:

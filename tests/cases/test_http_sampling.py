@@ -62,9 +62,7 @@ def test_dec_017_top_p_over_http(byte_site: Site) -> None:
 
 def test_dec_028_prompt_ids_outside_the_vocabulary_over_http(make_site: MakeSite) -> None:
     tokenizer = byte_tokenizer(special=["<end>"], eos="<end>")
-    site = make_site(
-        blank_table(257), model={"tokenizer": tokenizer, "num_rows": 265}, seed=1
-    )
+    site = make_site(blank_table(257), model={"tokenizer": tokenizer, "num_rows": 265}, seed=1)
     body = {"repetition_penalty": 1.1, "max_tokens": 2, "temperature": 0, "return_token_ids": True}
     lone = site.complete(prompt=[*range(40)], **body)["choices"][0]["token_ids"]
 

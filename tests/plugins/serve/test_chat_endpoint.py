@@ -45,9 +45,7 @@ def test_the_official_client_gets_the_text_of_the_python_api(
         frequency_penalty=0.5, extra_body={"top_k": 40},
     )  # fmt: skip
 
-    [expected] = offline.chat(
-        TALK, SamplingParams(seed=5, max_tokens=12, **FULL), use_tqdm=False
-    )
+    [expected] = offline.chat(TALK, SamplingParams(seed=5, max_tokens=12, **FULL), use_tqdm=False)
     [choice] = answer.choices
     assert choice.message.content == expected.outputs[0].text
     assert choice.message.role == "assistant"
@@ -153,9 +151,7 @@ def test_several_modes_of_log_probs_come_side_by_side(http: httpx.Client) -> Non
     assert len(choice["logprobs_at"]["final"]["content"]) == 12
 
 
-def test_echo_puts_the_assistants_last_message_first(
-    http: httpx.Client, events_of: Events
-) -> None:
+def test_echo_puts_the_assistants_last_message_first(http: httpx.Client, events_of: Events) -> None:
     talk = [*TALK, {"role": "assistant", "content": "I say "}]
     body = {"messages": talk, "seed": 5, "max_tokens": 4, "echo": True,
             "add_generation_prompt": False, "continue_final_message": True}  # fmt: skip

@@ -48,7 +48,9 @@ def test_lengths_have_a_default_and_a_hard_limit(serve: Any) -> None:
             refused = client.post(path, json={**body, **OPEN, "max_tokens": 21})
             assert refused.status_code == 400
             assert "20" in refused.json()["error"]["message"]
-        assert count(client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": None, **OPEN})) == 20
+        assert (
+            count(client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": None, **OPEN})) == 20
+        )
 
 
 def test_the_configs_length_is_a_default_and_where_it_was_chosen_a_cap(serve: Any) -> None:
@@ -91,9 +93,7 @@ def test_a_preset_of_the_request_and_of_the_served_name(serve: Any, presets: str
 
 
 def test_stages_that_are_not_allowed_are_refused(serve: Any) -> None:
-    server = serve(
-        served_model_name=["a", "b"], allowed_stages=["temperature,top_p", "b=top_k"]
-    )
+    server = serve(served_model_name=["a", "b"], allowed_stages=["temperature,top_p", "b=top_k"])
     with httpx.Client(base_url=server.url) as client:
 
         def ask(**body: Any) -> httpx.Response:

@@ -94,6 +94,7 @@ def test_a_bad_constraint_is_refused_with_its_reason(
 def test_format_text_asks_for_nothing(http: httpx.Client) -> None:
     plain = http.post(CHAT, json=BODY).json()["choices"]
 
-    assert http.post(CHAT, json={**BODY, "response_format": {"type": "text"}}).json()[
-        "choices"
-    ] == plain
+    assert (
+        http.post(CHAT, json={**BODY, "response_format": {"type": "text"}}).json()["choices"]
+        == plain
+    )
