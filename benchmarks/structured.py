@@ -23,7 +23,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
 from statistics import median
@@ -41,10 +41,10 @@ from decodekit.core.models.locate import embedded_path
 from decodekit.core.structured_params import StructuredOutputsParams
 from decodekit.core.tokenizer import Tokenizer, load_tokenizer
 from decodekit.structured.automaton import AutomatonBackend
+from decodekit.structured.choosing import Backends
 from decodekit.structured.guidance import GuidanceBackend
 from decodekit.structured.outlines import OutlinesBackend
 from decodekit.structured.spec import spec_of
-from decodekit.structured.suit import pick
 from decodekit.structured.trie import TrieBackend
 from decodekit.structured.vocabulary import vocabulary_of
 from decodekit.structured.xgrammar import XGrammarBackend
@@ -85,7 +85,14 @@ def judge(schema: Any) -> Any:
 
 
 def _exact(text: str) -> Any:
-    return json.loads(text, parse_float=Decimal)
+    return json.loads(text, parse_float=_decimal)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # larger than any decimal
+        return Decimal(repr(float(text)))
 
 
 def _is_number(checker: Any, value: Any) -> bool:
@@ -109,9 +116,8 @@ class Bench:
         self.vocabulary: Vocabulary = vocabulary_of(tokenizer)
         self.walks = walks
         kinds = (TrieBackend, AutomatonBackend, GuidanceBackend, XGrammarBackend, OutlinesBackend)
-        self.backends: list[Any] = [
-            kind(self.vocabulary, {"compile_seconds": 10.0}) for kind in kinds
-        ]
+        named = {kind.name: kind for kind in kinds}
+        self.backends = Backends(self.vocabulary, named, {"compile_seconds": 10.0})
         self.mask = torch.zeros(1, -(-self.vocabulary.size // 32), dtype=torch.int32)
         texts = (token.decode("utf-8", "replace").strip() for token in self.vocabulary.tokens)
         self.closing = np.array([text in CLOSING for text in texts])
@@ -121,7 +127,7 @@ class Bench:
         begun = time.perf_counter()
         try:
             spec = spec_of(StructuredOutputsParams(json=_asked(entry["schema"])))
-            picked = pick(spec, self.backends, wanted)
+            picked = next(self.backends.candidates(spec, wanted))
         except ValueError as error:
             tally.refused.append(f"{name}: {error}")
             return
@@ -326,8 +332,7 @@ def main() -> None:
         for name, entry in track(corpus.items(), f"{wanted:9}", console=console):
             bench.schema(name, entry, wanted, tally)
         results[wanted] = figures(tally, len(corpus))
-    for backend in bench.backends:
-        getattr(backend, "close", lambda: None)()
+    bench.backends.close()
     console.print(table(results))
     for name, figure in results.items():
         examples = figure["examples"]

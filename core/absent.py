@@ -167,7 +167,6 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("lora_dtype", "auto", instead=_ADAPTERS),
     _arg("fully_sharded_loras", False, instead=_ADAPTERS),
     _arg("default_mm_loras", None, {}, instead=_ADAPTERS),
-    _arg("reasoning_parser", "", instead="split the text at the closing marker yourself"),
     _arg("weight_transfer_config", None, instead="make the engine again with the new weights"),
     _arg("kv_transfer_config", None),
     _arg("batch_invariant", False, instead="run requests one at a time (max_num_seqs=1)"),
@@ -233,14 +232,8 @@ COMMANDS: tuple[Absent, ...] = (
 )
 FLAGS: tuple[Absent, ...] = _rows(
     FLAG,
-    "the server shows tools to the chat template and parses no calls",
+    "clients run their tools themselves",
     "tool_server",
-    "enable_auto_tool_choice",
-    "tool_call_parser",
-    "tool_parser_plugin",
-    "exclude_tools_when_tool_choice_none",
-) + _rows(
-    FLAG, "split the text at the closing marker yourself", "reasoning_parser_plugin"
 ) + _rows(FLAG, _ADAPTERS, "lora_modules")
 
 ALL: tuple[Absent, ...] = (

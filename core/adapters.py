@@ -48,8 +48,8 @@ class TransformersProcessor:
     `seed` (needed where a stage draws): row i of the batch draws as branch i of that seed, so that
     row 0 draws as a request with that seed does here; a list gives each row a seed of its own.
 
-    One object serves one call of `generate` after another (see `reset`). Raises ValidationError for parameters
-    that are refused, and StageError for what a stage does at run time.
+    One object serves one call of `generate` after another (see `reset`). Raises ValidationError
+    for parameters that are refused, and StageError for what a stage does at run time.
     """
 
     supports_continuous_batching: ClassVar[bool] = False

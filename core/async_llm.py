@@ -42,6 +42,11 @@ class _Stream:
             log.debug("an output came after its event loop was closed")
 
 
+def _deliver(items: Iterable[tuple[_Stream, RequestOutput]]) -> None:
+    for stream, output in items:
+        stream.queue.put_nowait(output)
+
+
 class RequestStream:
     """The outputs of one request that the engine has taken, as an async iterator.
 
@@ -56,6 +61,16 @@ class RequestStream:
         self._stream = stream
         self._kind = kind
         self._is_over = False
+        self._pending: tuple[concurrent.futures.Future[Any], ...] = ()
+
+    async def ready(self) -> None:
+        """Wait for what its stages prepare, such as a grammar; raise what failed."""
+        for future in self._pending:
+            wrapped = asyncio.wrap_future(future)
+            await asyncio.wait((wrapped,))  # leaving early cancels nothing that others wait for
+            error = None if wrapped.cancelled() else wrapped.exception()
+            if error is not None:
+                raise error
 
     def __aiter__(self) -> Self:
         return self
@@ -172,6 +187,7 @@ class AsyncLLM:
                 prompt_text=prompt_text,
             )
             self._streams[name] = stream
+            outputs._pending = tuple(self.engine.requests[name].plan.pending)
 
         outputs = RequestStream(self, name, stream, params.output_kind)
         try:
@@ -329,8 +345,7 @@ class AsyncLLM:
             try:
                 for job in jobs:
                     job()
-                for output in self.engine.step():
-                    self._hand_out(output)
+                self._hand_out(self.engine.step())
             except BaseException as error:  # whatever it is, nobody may be left waiting
                 log.exception("the engine stopped")
                 self.engine.die(str(error) or type(error).__name__)
@@ -345,13 +360,21 @@ class AsyncLLM:
             stream.put(reason)
         self._streams.clear()
 
-    def _hand_out(self, output: RequestOutput) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is None:
-            return
-        stream.put(output)
-        if output.finished:
-            del self._streams[output.request_id]
+    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+        """Put the outputs of a step into their queues; each event loop is woken once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            by_loop.setdefault(stream.loop, []).append((stream, output))
+            if output.finished:
+                del self._streams[output.request_id]
+        for loop, items in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, items)
+            except RuntimeError:
+                log.debug("outputs came after their event loop was closed")
 
     @staticmethod
     async def _next(stream: _Stream, kind: RequestOutputKind) -> RequestOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from .chain import ChainRunner
 from .config import EngineConfig
-from .errors import ValidationError
+from .errors import ValidationError, did_you_mean
 from .further import FurtherModel, check_tokenizers
 from .kv_cache import BlockPool
 from .models.config import LoadedModel, ModelSpec
@@ -20,7 +21,8 @@ from .models.loader import load_model
 from .plan import Planner
 from .presets import Preset, Presets
 from .proposer import ProposerContext
-from .reasoning import ReasoningMarkers, markers_of
+from .parsers import find_parser
+from .reasoning import ReasoningConfig, ReasoningMarkers, markers_of
 from .registry import Registry
 from .runner import Runner
 from .scheduler import Scheduler
@@ -64,6 +66,8 @@ def build(config: EngineConfig) -> Parts:
     registry = Registry.load(
         plugins=config.plugins or (), autoload=config.plugin_autoload, strict=config.strict_plugins
     )
+    _check_grammar_backend(config, registry)
+    config = _with_reasoning(config, registry)
     loaded = load_weights(config)
     spec = loaded.spec
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, loaded)
@@ -205,6 +209,30 @@ def _reasoning(config: EngineConfig, tokenizer: Tokenizer | None) -> ReasoningMa
     return markers_of(config.reasoning_config, tokenizer, tuple(tokenizer.added_tokens))
 
 
+def _with_reasoning(config: EngineConfig, registry: Registry) -> EngineConfig:
+    """Take where reasoning begins and ends from the parser that `config` names."""
+    if not config.reasoning_parser:
+        return config
+    parser = find_parser("reasoning_parser", config.reasoning_parser, registry.reasoning_parsers)
+    if config.reasoning_config is not None:
+        return config
+    return replace(config, reasoning_config=ReasoningConfig(parser.start, parser.end))
+
+
+def _check_grammar_backend(config: EngineConfig, registry: Registry) -> None:
+    """Refuse a name that no plugin has; whether it is installed counts when it is asked for."""
+    asked = config.structured_outputs_config.backend
+    backends = registry.constraint_backends
+    known = ["auto", *backends, *(name for one in backends.values() for name in one.aliases)]
+    if asked not in known:
+        raise ValidationError(
+            f"structured_outputs_config.backend must be one of {', '.join(known)}, got {asked!r}"
+            f"{did_you_mean(asked, known)}",
+            parameter="structured_outputs_config",
+            value=asked,
+        )
+
+
 def _end_ids(spec: ModelSpec, tokenizer: Tokenizer | None, loaded: LoadedModel) -> tuple[int, ...]:
     """Unite the end ids of tokenizer, model and generation config, the tokenizer's own first."""
     ids: list[int] = []
@@ -249,22 +277,26 @@ class _Beside:
     def load(self, model: str, *, revision: str | None = None) -> FurtherModel:
         """Load a model with the engine's tokenizer; ValidationError if it has another."""
         config = replace(self._config, model=model, revision=revision, hf_overrides=None)
-        loaded = load_weights(config)
+        made = FurtherModel(
+            partial(load_weights, config),
+            self._backend,
+            partial(_layout, config),
+            max_tokens=config.max_num_batched_tokens,
+        )
         own, other = self._tokenizer, None
         if own is not None:
-            other = _tokenizer(replace(config, tokenizer=None, tokenizer_revision=None), loaded)
-        check_tokenizers(model, own, other, (self._spec.vocab_size, loaded.spec.vocab_size))
-        layout = _layout(config, loaded.spec)
-        reason = self._backend.unsupported(layout)
+            bare = replace(config, tokenizer=None, tokenizer_revision=None)
+            other = _tokenizer(bare, made.loaded)
+        check_tokenizers(model, own, other, (self._spec.vocab_size, made.vocab_size))
+        reason = self._backend.unsupported(made.layout)
         if reason is not None:
             raise ValidationError(
                 f"attention backend {self._backend.name!r} cannot serve model {model!r} ({reason})",
                 parameter="speculative_config.model",
                 value=model,
             )
-        most = config.max_num_batched_tokens
-        self.models.append(FurtherModel(loaded, self._backend, layout, max_tokens=most))
-        return self.models[-1]
+        self.models.append(made)
+        return made
 
     @property
     def bytes_per_block(self) -> int:

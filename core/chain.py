@@ -27,7 +27,7 @@ from .fused import FusedChains, Group
 from .program import Element, Program, Segment, compile_program
 from .rescue import rescue
 from .slots import SlotTable
-from .stage import CutStage, JointStage, Kind, Picker, Point, Tap
+from .stage import CutStage, JointStage, Kind, Picker, Point, Stage, Tap
 from .stopwatch import stopwatch
 
 if TYPE_CHECKING:
@@ -252,6 +252,29 @@ class ChainRunner:
                 slots = torch.tensor([lane.slot], device=device)
                 self.table.seen.accept(slots, [lane.slot], torch.tensor([token], device=device))
         return errors
+
+    def rewind(self, sequence: TokenSequence, keep: int) -> None:
+        """Take the states back to the first `keep` output tokens; the ids still hold all.
+
+        StageError for what a stage raises.
+        """
+        program = self.program(sequence.plan)
+        prompt, output = sequence.prompt_ids, sequence.output_ids
+        count = len(output) - keep
+        for index in program.stateful:
+            entry = sequence.plan.entries[index]
+            stage = entry.stage.prototype()
+            try:
+                if entry.stage.rollback is not Stage.rollback:
+                    stage.rollback(sequence.states[index], count)
+                else:
+                    kept = stage.rebuild(entry.params, prompt, output[:keep])
+                    sequence.states[index] = kept
+            except Exception as error:
+                raise stage_error(error, entry.stage.name, entry.instance, len(output)) from error
+        if program.needs_seen and sequence.slot >= 0:
+            self.table.seen.open(sequence.slot, prompt, output[:keep])
+        sequence.epoch = next(self._epochs)  # what was cached for its rows is of another history
 
     def fork(self, parent: TokenSequence) -> list[Any]:
         """Return independent copies of a sequence's states; StageError for what a stage raises."""

@@ -36,7 +36,8 @@ class LostRecord(Exception):
 def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
     """Return what this step has to say about `sequence`, by its request's output kind, or None.
 
-    `interval`: of a running sequence, speak on its first token and on every `interval`th. Raises
+    `interval`: of a running sequence, speak on its first token and whenever it has passed a
+    multiple of `interval`. Raises
     LostRecord, after which the call may be repeated.
     """
     request = sequence.request
@@ -54,15 +55,17 @@ def output_of(sequence: Sequence, interval: int) -> RequestOutput | None:
         return _request_output(request, done, finished=True)
     if sequence.is_reported:
         return None
-    count = len(sequence.output_ids)
-    if sequence.finish_reason is None and count > 1 and count % interval:
+    count, told = sequence.num_settled, sequence.num_sent
+    if sequence.undo is not None and sequence.finish_reason is None and count == told:
+        return None
+    if sequence.finish_reason is None and told and count // interval == told // interval:
         return None
     if kind is RequestOutputKind.DELTA:
         completion = _completion(sequence, sequence.num_sent)
-        completion.text = sequence.text.delta()
-        sequence.num_sent = count
+        completion.text = _text_of(sequence).delta()
     else:
         completion = _completion(sequence, 0)
+    sequence.num_sent = count
     sequence.is_reported = sequence.finish_reason is not None
     # Several branches may end in one step; only the last word on the request is final.
     finished = all(branch.is_reported for branch in request.sequences)
@@ -85,7 +88,7 @@ def _driven(request: Request) -> list[CompletionOutput]:
 def _completion(sequence: Sequence, start: int) -> CompletionOutput:
     """Return a completion from output position `start` on."""
     observed = _observed(sequence)
-    new = slice(start, len(sequence.output_ids))
+    new = slice(start, sequence.num_settled)
     for name in GROWING:
         if observed.get(name) is not None:
             observed[name] = observed[name][new]
@@ -94,14 +97,36 @@ def _completion(sequence: Sequence, start: int) -> CompletionOutput:
             observed[name] = {mode: values[new] for mode, values in observed[name].items()}
     return CompletionOutput(
         index=sequence.branch,
-        text=sequence.text.text,
-        token_ids=sequence.output_ids[start:],
+        text=_text_of(sequence).text,
+        token_ids=sequence.output_ids[new],
         mean_logprob=sequence.mean_logprob,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         error=sequence.error,
-        **{**observed, **_told(sequence)},
+        **{**observed, **_told(sequence), **_driver_fields(sequence)},
     )
+
+
+def _text_of(sequence: Sequence) -> Any:
+    """Return the text that may be read: a running sequence's settled one."""
+    if sequence.undo is None or sequence.finish_reason is not None:
+        return sequence.text
+    return sequence.undo.shown
+
+
+def _driver_fields(sequence: Sequence) -> Mapping[str, Any]:
+    """Ask a sequence's driver for its fields; a failure is told in the notes instead."""
+    drive = sequence.request.drive
+    if drive is None:
+        return {}
+    name = drive.driver.name
+    try:
+        with blaming(name, "driver", len(sequence.output_ids)):
+            fields: Mapping[str, Any] = drive.driver.fields(sequence)
+    except StageError as error:
+        sequence.request.notes[f"driver.{name}"] = str(error)
+        return {}
+    return fields
 
 
 def _told(sequence: Sequence) -> dict[str, Any]:
@@ -110,7 +135,10 @@ def _told(sequence: Sequence) -> dict[str, Any]:
     if not sequence.plan.tellers or not sequence.states:
         return fields
     written = Written(
-        sequence.text.text, sequence.output_ids, sequence.finish_reason, sequence.stop_reason
+        _text_of(sequence).text,
+        sequence.output_ids[: sequence.num_settled],
+        sequence.finish_reason,
+        sequence.stop_reason,
     )
     for place in sequence.plan.tellers:
         entry = sequence.plan.entries[place]
@@ -144,6 +172,11 @@ def _best(
 
 def note_failure(sequence: Sequence, measured: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
     """Tell the observers of a sequence what they measured in the step in which it failed."""
+    if sequence.undo is not None:
+        try:
+            sequence.undo.end(sequence)
+        except StageError:  # the sequence ends with the error that it has
+            return
     for place, values in measured:
         try:
             sequence.plan.observers[place][0].failed(sequence.records[place], values)
@@ -211,7 +244,7 @@ def _request_output(
     output = RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
-        prompt_token_ids=None if request.prompt_embeds is not None else list(request.prompt_ids),
+        prompt_token_ids=_prompt_ids(request),
         prompt_logprobs=prompt_logprobs,
         outputs=completions,
         finished=finished,
@@ -228,6 +261,12 @@ def _request_output(
                 record.lengths[sequence.branch] = len(sequence.output_ids)
     output._run = record
     return output
+
+
+def _prompt_ids(request: Request) -> list[int] | None:
+    if request.prompt_embeds is not None:
+        return None
+    return list(request.prompt_ids if request.asked_ids is None else request.asked_ids)
 
 
 def _report(request: Request) -> PlanReport:

@@ -73,6 +73,7 @@ class EngineConfig:
     logprobs_mode: str
     generation_config: str
     override_generation_config: Mapping[str, Any]
+    reasoning_parser: str
     reasoning_config: ReasoningConfig | None
     speculative_config: Mapping[str, Any] | None
     structured_outputs_config: StructuredOutputsConfig

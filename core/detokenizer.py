@@ -250,8 +250,10 @@ class TextStream:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        num_hidden: int = 0,
     ) -> None:
         assert tokenizer is not None or not stops, "stop strings need text"
+        self._num_hidden = num_hidden  # first characters that are not part of it
         self.num_tokens = 0  # output tokens taken
         self.hit: StopHit | None = None
         self.is_finished = False
@@ -289,6 +291,9 @@ class TextStream:
             self.num_tokens += 1
             is_hidden = last_ends and index == last and not self._matcher.include
             text = "" if is_hidden else self._detokenizer.push((token_id,))
+            if self._num_hidden:
+                text, hidden = text[self._num_hidden :], min(self._num_hidden, len(text))
+                self._num_hidden -= hidden
             if text:
                 self._append(text)
             hit = self._matcher.feed(text, self.num_tokens) if self._matcher.stops else None
@@ -304,6 +309,16 @@ class TextStream:
         if not self.is_finished and self._detokenizer is not None:
             self._append(self._detokenizer.finish())
         self.is_finished = True
+
+    @property
+    def whole(self) -> str:
+        """All that is written so far, what is withheld included."""
+        return self._whole()
+
+    def read_as(self, other: TextStream) -> None:
+        """Count as given out what `other`, which has the same beginning, has given out."""
+        self._num_read = other._num_read
+        self._unread = [self._whole()[self._num_read :]]
 
     @property
     def text(self) -> str:

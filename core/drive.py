@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,13 @@ from torch import Tensor
 from ..kernels.reference.noise import exponential_for_ids, purpose_of, signed_key
 from .batch import Scored
 from .blame import blaming, measured
-from .driver import Driver, Move, Round
+from .driver import Driver, Finish, Inject, Move, Rewind, Round
+from .driver_stages import ban, write
 from .errors import StageError
 from .lanes import Lanes, twin
 from .request import Request
 from .request import Sequence as TokenSequence
 from .stage import Verdict
-
-if TYPE_CHECKING:
-    pass
 
 Measured = Sequence[tuple[int, Mapping[str, Any]]]
 
@@ -34,11 +32,21 @@ class Drive:
     scored: dict[int, Scored] = field(default_factory=dict)  # by the lane's id()
     failed: dict[int, StageError] = field(default_factory=dict)
     done: list[TokenSequence] = field(default_factory=list)  # finished, in order of time
+    looks: bool = False  # it is shown every token that the picker chose
+    notes_ends: bool = False  # it is told of every lane that ends
+    noted: set[int] = field(default_factory=set)  # branches of the lanes that it was told of
+
+    def __post_init__(self) -> None:
+        kind = type(self.driver)
+        self.looks = not kind.chooses and (
+            kind.rewinds or kind.injects or kind.accepted is not Driver.accepted
+        )
+        self.notes_ends = not kind.chooses and kind.ended is not Driver.ended
 
     def outputs(self, request: Request) -> tuple[list[TokenSequence], list[Mapping[str, Any]]]:
         """Return the sequences to hand out, best first, and further fields of their outputs."""
         stuck = [lane for lane in request.sequences if lane.finish_reason == "error"]
-        if stuck:
+        if stuck and (self.driver.chooses or len(stuck) == len(request.sequences)):
             return stuck[:1], [{}]
         lanes = [*self.done, *(lane for lane in request.sequences if lane not in self.done)]
         with blaming(self.driver.name, "driver", 0):
@@ -62,6 +70,7 @@ class Drives:
         self,
         lanes: Lanes,
         *,
+        max_model_len: int,
         accept: Callable[[Sequence[TokenSequence], Sequence[int]], Mapping[int, StageError]],
         write: Callable[[TokenSequence, int, Measured, float], None],
         end: Callable[[TokenSequence, Verdict], None],
@@ -70,12 +79,107 @@ class Drives:
         queue: Callable[[TokenSequence], None],
     ) -> None:
         self._lanes = lanes
+        self._max_model_len = max_model_len
         self._accept = accept
         self._write = write
         self._end = end
         self._fail = fail
         self._new = new
         self._queue = queue
+
+    # --- drivers that look on ---------------------------------------------------------------------
+
+    def look(self, lane: TokenSequence, verdict: Verdict | None) -> Verdict | None:
+        """Show a driver the newest token of a lane and do what it says; return why the lane ends.
+
+        `verdict` is what the token brought so far.
+        """
+        driver: Driver = lane.request.drive.driver
+        position = len(lane.output_ids) - 1
+        lane.ending = verdict
+        try:
+            with blaming(driver.name, "driver", position):
+                action = driver.accepted(lane)
+                if isinstance(action, Rewind):
+                    self._check_rewind(driver, lane, action)
+                elif isinstance(action, Inject) and not driver.injects:
+                    raise ValueError("it writes tokens, but does not say that it injects")
+                elif action is not None and not isinstance(action, Finish | Inject):
+                    raise TypeError(f"accepted returned {action!r}")
+            if isinstance(action, Rewind):
+                self._rewind(lane, action)
+                return None
+            if isinstance(action, Finish):
+                verdict = action.verdict
+            elif isinstance(action, Inject) and verdict is None:
+                self._inject(lane, action.tokens)
+            if lane.undo is not None and verdict is None:
+                self._settle(driver, lane)
+        except StageError as error:
+            self._fail(lane, error)
+            return None
+        finally:
+            lane.ending = None
+        return verdict
+
+    def _check_rewind(self, driver: Driver, lane: TokenSequence, action: Rewind) -> None:
+        if not driver.rewinds:
+            raise ValueError("it takes tokens back, but does not say that it rewinds")
+        most = len(lane.output_ids) - lane.undo.settled
+        if not 1 <= action.count <= most:
+            raise ValueError(f"it takes {action.count} tokens back, of which {most} may be")
+        if not action.banned and not action.inject:
+            raise ValueError("it takes tokens back and neither bans nor writes any there")
+        if action.inject and not driver.injects:
+            raise ValueError("it writes tokens, but does not say that it injects")
+
+    def _rewind(self, lane: TokenSequence, action: Rewind) -> None:
+        self._lanes.rewind(lane, action.count)
+        metrics = lane.request.metrics
+        if metrics is not None:
+            metrics.num_generation_tokens -= action.count
+        if action.banned:
+            ban(lane.states, [entry.stage for entry in lane.plan.entries], action.banned)
+        if action.inject:
+            self._inject(lane, action.inject)
+
+    def _inject(self, lane: TokenSequence, tokens: Sequence[int]) -> None:
+        """Have tokens written next; all but the first are computed along with it."""
+        write(lane.states, [entry.stage for entry in lane.plan.entries], tokens)
+        room = self._max_model_len - lane.num_tokens
+        if lane.params.max_tokens is not None:
+            room = min(room, lane.params.max_tokens - len(lane.output_ids))
+        lane.draft = tuple(tokens[: max(room - 1, 0)])
+
+    def _settle(self, driver: Driver, lane: TokenSequence) -> None:
+        count = len(lane.output_ids)
+        with blaming(driver.name, "driver", count - 1):
+            held = driver.held(lane)
+        lane.undo.settle(lane, count - held)
+
+    def note_ended(self, touched: Iterable[TokenSequence]) -> list[TokenSequence]:
+        """Tell drivers of their lanes that ended in a step; return those that end with them."""
+        ended: list[TokenSequence] = []
+        for lane in touched:
+            drive: Drive | None = lane.request.drive
+            if drive is None or not drive.notes_ends or not lane.is_finished:
+                continue
+            if lane.finish_reason == "abort" or lane.branch in drive.noted:
+                continue
+            drive.noted.add(lane.branch)
+            live = [each for each in lane.request.sequences if not each.is_finished]
+            try:
+                with blaming(drive.driver.name, "driver", len(lane.output_ids)):
+                    idle = list(drive.driver.ended(lane, live))
+            except StageError as error:
+                ended += self._fail_all(live, error)
+                continue
+            for each in idle:
+                self._end(each, Verdict("abort"))  # type: ignore[arg-type]
+                ended.append(each)  # type: ignore[arg-type]
+        return ended
+
+    # --- drivers that choose ------------------------------------------------------------------------
 
     def collect(self, lane: TokenSequence, found: Scored | StageError) -> None:
         """Keep what a lane's row came to, until its siblings have theirs."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .driver import Adjusted, Driver
+from .driver_stages import own_stages
 from .errors import ValidationError, did_you_mean
-from .stage import BindContext, StageParams
+from .stage import BindContext, Stage, StageParams
 
 if TYPE_CHECKING:
     from .request_params import RequestParams
@@ -25,6 +26,8 @@ class BoundDriver:
     width: int
     start: int
     adjusted: Adjusted
+    stages: tuple[Stage, ...] = ()  # that it adds to the chain
+    trim: int = 0  # tokens of the prompt's end that its lanes write again
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -50,6 +53,8 @@ def bind_driver(
         width=kind.width(bound, context),
         start=kind.start(bound, context),
         adjusted=adjusted,
+        stages=own_stages(kind, bound, context),
+        trim=kind.trim(bound, context),
     )
 
 

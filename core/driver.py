@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from pydantic import ValidationError as PydanticError
 
 from .errors import ValidationError, did_you_mean
-from .stage import BindContext, StageParams, Verdict
+from .stage import BindContext, Stage, StageParams, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Lane(Protocol):
     def output_ids(self) -> Sequence[int]: ...
     @property
     def text(self) -> Any:
-        """The TextStream; `lane.text.text` is what may be shown."""
+        """The TextStream: `lane.text.text` is what may be shown, `lane.text.whole` all of it."""
         ...
 
     @property
@@ -47,7 +47,20 @@ class Lane(Protocol):
         ...
 
     @property
+    def mean_logprob(self) -> float | None:
+        """The score over the number of its tokens; None without tokens."""
+        ...
+
+    @property
     def finish_reason(self) -> str | None: ...
+    @property
+    def ending(self) -> Verdict | None:
+        """While `accepted` looks: why the lane ends with this token, unless it is taken back."""
+        ...
+
+    def record_of(self, observer: str) -> Any:
+        """Return the record of an observer of the request, by its name; None without it."""
+        ...
 
     note: Any  # the driver's own, copied by reference when a lane forks
 
@@ -78,10 +91,16 @@ class Round:
 
 
 class Rewind(NamedTuple):
-    """Take the last `count` tokens of a lane back, and never choose `banned` where they began."""
+    """Take the last `count` tokens of a lane back, and never choose `banned` where they began.
+
+    Bans of a place last until a rewind goes before it. Where they leave no token alive they give
+    way. `inject` are written there instead, as `Inject` says. One of the two is needed, since the
+    noise of a place is always the same, and the lane would come to what it came to.
+    """
 
     count: int
     banned: frozenset[int] = frozenset()
+    inject: tuple[int, ...] = ()
 
 
 class Finish(NamedTuple):
@@ -91,7 +110,10 @@ class Finish(NamedTuple):
 
 
 class Inject(NamedTuple):
-    """Write these tokens next, whatever the chain would choose."""
+    """Write these tokens next, whatever the chain would choose. A lane that ends ends all the same.
+
+    They are computed along in the next step, and observers see them as forced tokens.
+    """
 
     tokens: tuple[int, ...]
 
@@ -129,6 +151,7 @@ class Driver:
     chooses: ClassVar[bool] = False  # `advance` names tokens; else the picker does
     forks: ClassVar[bool] = False  # lanes continue others, so stages must fork
     rewinds: ClassVar[bool] = False  # `accepted` may take tokens back, so stages must roll back
+    injects: ClassVar[bool] = False  # `accepted` may write tokens
     streams: ClassVar[bool] = False  # outputs may be shown before the end
 
     class Params(StageParams):
@@ -170,6 +193,19 @@ class Driver:
         """Return the fields that its lanes run with."""
         return Adjusted(params)
 
+    @classmethod
+    def stages(cls, bound: Any, ctx: BindContext) -> Sequence[Stage]:
+        """Return stages of its own, MASK or FORCE, that run after the request's of their kind."""
+        return ()
+
+    @classmethod
+    def trim(cls, bound: Any, ctx: BindContext) -> int:
+        """Return how many tokens of the prompt's end the lanes write again themselves.
+
+        Their text is left out of the output's.
+        """
+        return 0
+
     def advance(self, round: Round) -> Sequence[Move]:
         """Choose the continuations of a round; lanes that none continues are dropped.
 
@@ -182,11 +218,29 @@ class Driver:
         return Verdict("length")
 
     def accepted(self, lane: Lane) -> Action | None:
-        """Look at a lane's newest token; called once for each, after it is written."""
+        """Look at a lane's newest token; called once for each, after it is written.
+
+        Only `rewinds` may return Rewind, and only `injects` tokens to write.
+        """
         return None
 
+    def held(self, lane: Lane) -> int:
+        """Return how many of a lane's newest tokens may yet be taken back; asked of `rewinds`.
+
+        Ids, text and log-probabilities of the others come out, and stay.
+        """
+        return len(lane.output_ids)
+
+    def fields(self, lane: Lane) -> Mapping[str, Any]:
+        """Return fields of CompletionOutput, by name; called whenever an output is made."""
+        return {}
+
     def ended(self, lane: Lane, live: Sequence[Lane]) -> Iterable[Lane]:
-        """Take note that a lane has finished; return the live ones that need not go on."""
+        """Take note that a lane has finished; return the live ones that need not go on.
+
+        Called after the step, once for each lane that ended in it. Those returned end as aborted;
+        `rank` may leave them out.
+        """
         return ()
 
     def rank(self, lanes: Sequence[Lane]) -> Ranked:

@@ -56,6 +56,7 @@ class LLMEngine:
             fail=self._break,
             new=self.intake.lane,
             queue=self.parts.scheduler.add,
+            max_model_len=self.parts.max_model_len,
         )
         self.power = Power(self.parts)
         self.profiling = Profiling(config.profiler_config)
@@ -217,7 +218,7 @@ class LLMEngine:
                     self.parts.speculation.propose(outcome.sampled)
             else:
                 touched += self._fail(schedule)
-        return touched
+        return touched + self.drives.note_ended(touched)
 
     def _match(self, outcome: StepOutcome) -> list[TokenSequence]:
         """Let sequences whose token was the guessed one go on; return those that changed more."""
@@ -380,10 +381,16 @@ class LLMEngine:
         """Write a token down; what an observer, a stop or the text raises ends this sequence."""
         position = len(sequence.output_ids)
         sequence.output_ids.append(token)
+        undo = sequence.undo
+        if undo is not None:
+            undo.push(measured, sequence.score)
+            measured = ()
         try:
             verdict = self._written(sequence, token, measured)
         except BaseException as error:
             del sequence.output_ids[position:]
+            if undo is not None:
+                undo.steps.pop()
             self._break(sequence, error)
             if not isinstance(error, Exception):
                 raise
@@ -393,6 +400,9 @@ class LLMEngine:
         metrics = sequence.request.metrics
         if metrics is not None:
             collect.note_token(metrics, time.monotonic() if now is None else now)
+        drive = sequence.request.drive
+        if drive is not None and drive.looks:
+            verdict = self.drives.look(sequence, verdict)
         if verdict is not None:
             self._end(sequence, verdict)
 
@@ -452,7 +462,11 @@ class LLMEngine:
             self.parts.speculation.close(sequence)
         try:
             with blaming("detokenizer", "text", len(sequence.output_ids)):
+                if sequence.undo is not None:
+                    sequence.text.read_as(sequence.undo.shown)
                 sequence.text.finish()
+            if sequence.undo is not None:
+                sequence.undo.end(sequence)
             collect.end_records(sequence)
         except StageError as error:
             self._break(sequence, error)

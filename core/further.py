@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .errors import ValidationError
 from .kv_cache import BlockPool
-from .models.config import CausalLM, LoadedModel
+from .models.config import CausalLM, LoadedModel, ModelSpec
 from .stage import AttentionBackend, AttentionPlan, KVLayout
 from .tokenizer import Tokenizer
 
@@ -28,27 +29,30 @@ class FurtherModel:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        load: Callable[[], LoadedModel],
         backend_type: type[AttentionBackend],
-        layout: KVLayout,
+        layout_of: Callable[[ModelSpec], KVLayout],
         *,
         max_tokens: int,
     ) -> None:
-        """`layout` is of this model; at most `max_tokens` are computed at once."""
+        """At most `max_tokens` are computed at once. `load` is called again after deep sleep."""
+        loaded = load()
+        self.load = load
+        self.loaded = replace(loaded, model=cast(Any, None))  # all of it but the weights
         self.model: CausalLM = loaded.model
-        self.bytes_per_block = backend_type.bytes_per_block(layout)
+        self.layout = layout_of(loaded.spec)
+        self.bytes_per_block = backend_type.bytes_per_block(self.layout)
         self.vocab_size = loaded.spec.vocab_size
         self._longest = loaded.spec.max_position
         self._device = loaded.spec.device
         self._backend_type = backend_type
-        self._layout = layout
         self._max_tokens = max_tokens
         self._memories: set[Memory] = set()
 
     def allocate(self, num_blocks: int) -> None:
         """Make the cache."""
-        self.pool = BlockPool(num_blocks, self._layout.block_size)
-        self.backend = self._backend_type(replace(self._layout, num_blocks=num_blocks))
+        self.pool = BlockPool(num_blocks, self.layout.block_size)
+        self.backend = self._backend_type(replace(self.layout, num_blocks=num_blocks))
 
     def open(self) -> Memory:
         """Return the memory of one reader, empty."""
@@ -61,10 +65,11 @@ class FurtherModel:
         self._memories.discard(memory)
         self._cut(memory, 0)
 
-    def forget(self) -> None:
-        """Let every reader read anew, as the cache's content is lost."""
+    def release(self) -> None:
+        """Give the cache's memory back until `backend.restore`; every reader reads anew then."""
         for memory in self._memories:
             self._cut(memory, 0)
+        self.backend.release()
 
     @torch.inference_mode()
     def read(self, asked: Sequence[tuple[Memory, Sequence[int]]]) -> tuple[list[int], Tensor]:

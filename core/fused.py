@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..kernels.dispatch import Batch, Bits, FusedChain, History, Result, Sparse
 from ..kernels.lang import HAS_TRITON
-from ..kernels.program import Outputs, Picker, Step, StepForm, argument_names, step
+from ..kernels.program import HISTORY_NAMES, Outputs, Picker, Step, StepForm, argument_names, step
 from ..kernels.program import Program as Kernels
 from ..kernels.reference.noise import purpose_of
 from .batch import Rows, RowView
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PICKERS = {each.value: each for each in Picker}
 WORK = ("transform", "keep", "pick", "threshold", "penalise", "weigh")
-READY_FOR = (1, 16, 256)  # rows; the kernels are built for few, some and many
+READY_FOR = (1, 16)  # rows; the first kernel is built for few and for many
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -173,6 +173,9 @@ def kernels_of(program: Program) -> Kernels | str:
         made = _step(element)
         if isinstance(made, str):
             return made
+        if made.form is not StepForm.CUT and any(each.form is StepForm.CUT for each in steps):
+            if made.form is not StepForm.ELEMENT or HISTORY_NAMES & set(made.arguments):
+                return f"the stage {made.name!r} reads tables after a truncation"
         steps.append(made)
     picker = program.picker
     return Kernels(

@@ -13,6 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from .driver import Driver
+    from .parsers import ReasoningParser, ToolParser
     from .proposer import Proposer
     from .stage import (
         AttentionBackend,
@@ -82,6 +83,16 @@ def decodekit_profiles() -> Iterable[Profile]:  # type: ignore[empty-body]
 @hookspec
 def decodekit_reviewers() -> Iterable[Reviewer]:  # type: ignore[empty-body]
     """Return the rules on offer that review plans."""
+
+
+@hookspec
+def decodekit_tool_parsers() -> Iterable[type[ToolParser]]:  # type: ignore[empty-body]
+    """Return the parsers of tool calls on offer."""
+
+
+@hookspec
+def decodekit_reasoning_parsers() -> Iterable[ReasoningParser]:  # type: ignore[empty-body]
+    """Return the parsers of reasoning on offer."""
 
 
 @hookspec

@@ -13,7 +13,7 @@ from ..kernels.reference.noise import request_key, seed_key
 from . import absent
 from .build import Parts
 from .bundle import EngineFacts
-from .detokenizer import TextStream, TokenTexts
+from .detokenizer import Detokenizer, TextStream, TokenTexts
 from .drive import Drive
 from .errors import ParameterTypeError, ValidationError
 from .outputs import RequestStateStats
@@ -25,6 +25,8 @@ from .prompt_logprobs import PromptCollector
 from .request import Request
 from .request import Sequence as TokenSequence
 from .request_checks import check_prompt, check_request
+from .stage import Stage
+from .undo import Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class Intake:
             provenance=provenance,
         )
         self._check_driver(plan, params)
+        trim = 0 if plan.driver is None else plan.driver.trim
         seed = params.seed
         if key is None:
             key = request_key(parts.config.seed, number) if seed is None else seed_key(seed)
@@ -213,7 +216,8 @@ class Intake:
         request = Request(
             request_id=request_id,
             prompt=prompt.text,
-            prompt_ids=prompt.ids,
+            prompt_ids=prompt.ids[: len(prompt.ids) - trim],
+            asked_ids=prompt.ids if trim else None,
             params=params,
             plan=plan,
             key=key,
@@ -242,7 +246,7 @@ class Intake:
         parts.speculation.admit(request, joint=bool(parts.chain.program(plan).joint))
         count = params.best_of if driver is None else driver.start
         request.sequences = [
-            self._sequence(request, branch, prompt.length) for branch in range(count)
+            self._sequence(request, branch, prompt.length - trim) for branch in range(count)
         ]
         for child in request.sequences[1:]:
             child.fork_from = request.sequences[0]
@@ -277,6 +281,15 @@ class Intake:
                 parameter="driver",
                 value=driver.width,
             )
+        if driver.kind.rewinds:
+            for entry in plan.entries:
+                if entry.stage.caps.carried and entry.stage.rollback is Stage.rollback:
+                    raise ValidationError(
+                        f"driver {name!r} cannot run with stage {entry.stage.name!r}, whose state "
+                        "holds what no token tells and cannot go back",
+                        parameter="driver",
+                        value=name,
+                    )
         moves_lanes = driver.kind.chooses or driver.kind.forks or driver.kind.rewinds
         if moves_lanes and program.joint:
             raise ValidationError(
@@ -289,6 +302,13 @@ class Intake:
     def lane(self, request: Request, branch: int) -> TokenSequence:
         """Make one more sequence of a request, at the prompt's end."""
         return self._sequence(request, branch, request.sequences[0].prompt_len)
+
+    def _num_hidden(self, request: Request) -> int:
+        """Return the characters of the prompt's end that the lanes of a driver write again."""
+        if request.asked_ids is None or self.parts.tokenizer is None:
+            return 0
+        gone = request.asked_ids[len(request.prompt_ids) :]
+        return len(Detokenizer(self.parts.tokenizer, request.prompt_ids).push(gone))
 
     def _sequence(self, request: Request, branch: int, prompt_len: int) -> TokenSequence:
         params = request.params
@@ -308,7 +328,10 @@ class Intake:
             min_tokens=params.min_tokens or 0,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
+            num_hidden=self._num_hidden(request),
         )
+        if request.plan.driver is not None and request.plan.driver.kind.rewinds:
+            sequence.undo = Undo(sequence.text)
         texts = None if tokenizer is None else TokenTexts(tokenizer)
         for observer, order in request.plan.observers:
             try:

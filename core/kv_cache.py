@@ -65,6 +65,10 @@ class BlockPool:
             self._references[block] += 1
         return shared
 
+    def is_own(self, block: int) -> bool:
+        """Whether one holder alone refers to `block`, and its content has no name."""
+        return self._references[block] == 1 and block not in self._digests
+
     def free(self, blocks: Iterable[int]) -> None:
         """Drop one reference from each of `blocks`; the last of a list is reused first."""
         for block in reversed(list(blocks)):

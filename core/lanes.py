@@ -62,6 +62,42 @@ class Lanes:
                 self._chain.fork_history(parent, lane)
             lane.is_pending = False
 
+    def rewind(self, lane: TokenSequence, count: int) -> None:
+        """Take the last `count` tokens of a lane back; StageError for what a stage raises."""
+        keep = len(lane.output_ids) - count
+        self._chain.rewind(lane, keep)
+        lane.undo.take_back(lane, keep)
+        lane.draft = ()
+        self._cut_cache(lane)
+
+    def _cut_cache(self, lane: TokenSequence) -> None:
+        """Give back what was computed of tokens that are gone.
+
+        The last token is computed again, as its logits are wanted. A block that somebody else
+        holds, or that is known by its content, is copied before it is written to.
+        """
+        pool = self._scheduler.pool
+        keep = lane.num_tokens - 1
+        if lane.num_computed <= keep:
+            return
+        whole, rest = divmod(keep, pool.block_size)
+        gone = lane.blocks[whole:]
+        del lane.blocks[whole:]
+        if rest and pool.is_own(gone[0]):
+            lane.blocks.append(gone.pop(0))
+        elif rest:
+            fresh = pool.allocate(1)
+            if fresh is None:
+                keep = whole * pool.block_size
+            else:
+                self._runner.copy_blocks([(gone[0], fresh[0])])
+                lane.blocks += fresh
+        pool.free(gone)
+        lane.num_computed = keep
+        lane.num_reused = min(lane.num_reused, keep)
+        lane.num_published = min(lane.num_published, whole)
+        del lane.digests[whole:]
+
     def drop(self, lane: TokenSequence) -> None:
         """End a lane that nobody continues; it says nothing."""
         if not lane.is_finished:

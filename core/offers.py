@@ -15,6 +15,7 @@ from .discovery import Origin, Source
 from .driver import Driver
 from .errors import PluginError
 from .hookspecs import PROJECT, hookimpl
+from .parsers import ReasoningParser, ToolParser
 from .proposer import Proposer
 from .stage import ApiRange, CommandSpec, Observer, Picker, Profile, Reviewer, Stage, Stop
 
@@ -30,6 +31,8 @@ HOOKS = {
     "decodekit_attention_backends": "attention backend",
     "decodekit_profiles": "profile",
     "decodekit_reviewers": "reviewer",
+    "decodekit_tool_parsers": "tool parser",
+    "decodekit_reasoning_parsers": "reasoning parser",
     "decodekit_commands": "command",
 }
 DOCTOR = "decodekit_doctor"
@@ -38,12 +41,14 @@ _CLASSES = {
     "decodekit_pickers": Picker,
     "decodekit_drivers": Driver,
     "decodekit_proposers": Proposer,
+    "decodekit_tool_parsers": ToolParser,
 }
 _INSTANCES = {
     "decodekit_stops": Stop,
     "decodekit_observers": Observer,
     "decodekit_profiles": Profile,
     "decodekit_reviewers": Reviewer,
+    "decodekit_reasoning_parsers": ReasoningParser,
     "decodekit_commands": CommandSpec,
 }
 

@@ -83,6 +83,9 @@ class CompletionOutput:
     parse_error: str | None = None
     complete: bool | None = None
     beam_score: float | None = None  # of a beam: its log-probability over its length's power
+    score: float | None = None  # of an output that a driver ranked: what it was ranked by
+    answer: str | None = None  # that a driver read in the text
+    suppressed: list[dict[str, Any]] | None = None  # what a driver took back, in order
     approximate: list[str] | None = None
     choice_probs: dict[str, float] | None = None  # share of each option of a `choice`
 
@@ -125,6 +128,7 @@ _STATE = (
     "parse_error",
     "complete",
     "approximate",
+    "suppressed",
     "choice_probs",
 )
 

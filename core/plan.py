@@ -27,6 +27,7 @@ from .binding import (
 )
 from .draft import Draft, chain_key, draft_chain
 from .drive_binding import BoundDriver, bind_driver
+from .driver_stages import with_own
 from .errors import ChainError, ValidationError, did_you_mean
 from .order import Order, soft_violations
 from .plan_report import DroppedStep, PlanReport, PlanStep
@@ -186,8 +187,7 @@ class Planner:
                 params, context = driver.adjusted.params, driver.context
             observers = bind_observers(self.registry.observers, params, context)
             stops = bind_stops(self.registry.stops, params, context)
-            chooses = driver is not None and driver.kind.chooses
-            chain = self._chain(params, context, observers, provenance or NOTHING, chooses)
+            chain = self._chain(params, context, observers, provenance or NOTHING, driver)
             mode = driver and (driver.kind.chooses, driver.adjusted.on_logprobs)
             key = self._number((chain.structure, observers, mode))
         advice: tuple[Advice, ...] = ()
@@ -223,18 +223,19 @@ class Planner:
         context: BindContext,
         observers: Sequence[tuple[Observer, Hashable]],
         provenance: Mapping[str, str],
-        chooses: bool,
+        driver: BoundDriver | None,
     ) -> _Chain:
         points = watched_points(observers)
-        if chooses:  # a driver reads the end of the chain, as an observer of Tap.FINAL does
+        own = () if driver is None else driver.stages
+        if driver is not None and driver.kind.chooses:  # a driver reads the end of the chain, as an observer of Tap.FINAL does
             points = FrozenDict({**points, Tap.FINAL: "driver"})
-        mark = self._mark(params, context, points, provenance)
+        mark = self._mark(params, context, points, provenance, own)
         if mark is not None and mark in self._chains:
             self._chains.move_to_end(mark)
             return self._chains[mark]
         profile = self._profile_of(params.profile)
         watched = _WatchedContext(**{name: getattr(context, name) for name in _CONTEXT})
-        chain = self._build(params, watched, profile, points, provenance)
+        chain = self._build(params, watched, profile, points, provenance, own)
         # What is prepared for one request is its own, so that an abort may call it off.
         if mark is not None and not watched.touched and not chain.pending:
             self._chains[mark] = chain
@@ -248,6 +249,7 @@ class Planner:
         context: BindContext,
         points: Points,
         provenance: Mapping[str, str],
+        own: Sequence[Stage],
     ) -> Hashable | None:
         """Return all that a request's chain depends on; None if it cannot be hashed."""
         values = params.__dict__
@@ -263,6 +265,7 @@ class Planner:
                 points,
                 chain_key(params.chain),
                 chain_key(None if params.picker is None else (params.picker,)),
+                chain_key(own),
             )
             hash(mark)
         except TypeError:
@@ -276,11 +279,13 @@ class Planner:
         profile: Profile,
         points: Points,
         provenance: Mapping[str, str],
+        own: Sequence[Stage],
     ) -> _Chain:
         order = self._order_of(profile)
         drafted = draft_chain(params, self.registry, profile, order, provenance)
         notes = [*profile.notes, *drafted.notes]
-        bound = [(draft, bind_stage(draft, context)) for draft in drafted.drafts]
+        drafts = with_own(drafted.drafts, own)
+        bound = [(draft, bind_stage(draft, context)) for draft in drafts]
         for draft, value in bound:
             notes += changes(draft.instance, draft.check(), value)
             notes += ask(draft, draft.stage.remarks, value)

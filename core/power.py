@@ -84,6 +84,8 @@ class Power:
         self._parts.scheduler.preempt_all()
         self._parts.pool.forget()
         self._parts.runner.backend.release()
+        for further in self._parts.further:
+            further.release()
         self._drop_weights()
         self._missing = {"weights", "kv_cache"}
 
@@ -99,6 +101,8 @@ class Power:
             self._missing.discard("weights")
         if "kv_cache" in wanted & self._missing:
             self._parts.runner.backend.restore()
+            for further in self._parts.further:
+                further.backend.restore()
             self._missing.discard("kv_cache")
         if not self._missing:
             self._is_paused = False
@@ -108,8 +112,11 @@ class Power:
         if self._level == 2:
             del runner.model
             self._parts.loaded = replace(self._parts.loaded, model=cast(Any, _Gone()))
+            for further in self._parts.further:
+                further.model = cast(Any, _Gone())
         elif runner.device.type != "cpu":
-            move_tensors(runner.model, torch.device("cpu"))
+            for model in (runner.model, *(further.model for further in self._parts.further)):
+                move_tensors(model, torch.device("cpu"))
             torch.cuda.empty_cache()
 
     def _restore_weights(self) -> None:
@@ -117,8 +124,11 @@ class Power:
         if self._level == 2:
             parts.loaded = load_weights(parts.config)
             parts.runner.model = parts.loaded.model
+            for further in parts.further:
+                further.model = further.load().model
         elif parts.runner.device.type != "cpu":
-            move_tensors(parts.runner.model, parts.runner.device)
+            for model in (parts.runner.model, *(further.model for further in parts.further)):
+                move_tensors(model, parts.runner.device)
 
 
 class _Gone:

@@ -21,6 +21,7 @@ from .errors import ChainError, PluginError, did_you_mean
 from .naming import Settled, settle_names
 from .offers import Plugin
 from .order import Constraints, settle
+from .parsers import ReasoningParser, ToolParser
 from .plugin_info import PluginInfo, brief, info_of
 from .stage import CommandSpec, Finding, Observer, Picker, Profile, Reviewer, Stage, Stop
 
@@ -216,6 +217,16 @@ class Registry:
     def reviewers(self) -> tuple[Reviewer, ...]:
         """The rules that review plans, in the order in which they are asked."""
         return tuple(self._view("reviewer").values())
+
+    @property
+    def tool_parsers(self) -> Mapping[str, type[ToolParser]]:
+        """The parsers of tool calls, by name."""
+        return self._view("tool parser")
+
+    @property
+    def reasoning_parsers(self) -> Mapping[str, ReasoningParser]:
+        """The parsers of reasoning, by name."""
+        return self._view("reasoning parser")
 
     @property
     def commands(self) -> tuple[CommandSpec, ...]:

@@ -42,7 +42,7 @@ class Sequence:
     states: list[Any] = field(default_factory=list)  # set by the chain, one per plan entry
     records: list[Any] = field(default_factory=list)  # set by the engine, one per observer
     text: Any = None  # core.detokenizer.TextStream, set by the engine
-    num_sent: int = 0  # output tokens that a delta has carried
+    num_sent: int = 0  # output tokens that an output has carried
     is_reported: bool = False  # its last output is out
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -50,6 +50,8 @@ class Sequence:
     score: float = 0.0  # sum of its tokens' log-probabilities before every stage
     is_pending: bool = False  # its distribution is known; it waits for the lanes beside it
     note: Any = None  # its driver's own
+    undo: Any = None  # core.undo.Undo, where its driver may take tokens back
+    ending: Any = None  # the Verdict that its newest token brought, while its driver looks
     draft: abc.Sequence[int] = ()  # guessed tokens that the next step computes along
     guesser: Any = None  # core.speculation.Guesser, made when it first guesses
 
@@ -71,7 +73,26 @@ class Sequence:
     @property
     def mean_logprob(self) -> float | None:
         """Mean log-probability of its tokens before every stage."""
-        return self.score / len(self.output_ids) if self.output_ids else None
+        num = self.num_settled
+        if not num:
+            return None
+        score: float = self.score if num == len(self.output_ids) else self.undo.score_of(self)
+        return score / num
+
+    @property
+    def num_settled(self) -> int:
+        """Output tokens that stay, whatever its driver does."""
+        if self.undo is None or self.finish_reason is not None:
+            return len(self.output_ids)
+        settled: int = self.undo.settled
+        return settled
+
+    def record_of(self, observer: str) -> Any:
+        """Return the record of an observer of the request, by its name; None without it."""
+        for (each, _), record in zip(self.plan.observers, self.records, strict=True):
+            if each.name == observer:
+                return record
+        return None
 
     @property
     def num_tokens(self) -> int:
@@ -118,6 +139,7 @@ class Request:
     cache_root: bytes = b""  # what the names of this request's blocks start from
     num_cached_tokens: int | None = None  # set by the scheduler when the request first runs
     drive: Any = None  # core.drive.Drive, where the request has a driver
+    asked_ids: tuple[int, ...] | None = None  # the prompt, where a driver took some of its end
     speculation: Any = None  # core.speculation.BoundProposer, where its tokens are guessed
     num_slots: int = 1  # that its sequences need at once, as they wait for each other
     is_reported: bool = (

@@ -163,7 +163,13 @@ FIELDS: dict[str, Row] = {
     "observers": Row({}, "Observer plugins of this request."),
     "driver": Row({"type": ["string", "object"]}, "What runs several sequences for one answer."),
     "speculation": Row(
-        {"anyOf": [{"const": False}, {"type": ["string", "object"]}]},
+        {
+            "anyOf": [
+                {"const": False},
+                {"type": "string", "minLength": 1},
+                {"type": "object"},
+            ]
+        },
         "What guesses tokens ahead, with its settings; false for nothing.",
     ),
 }

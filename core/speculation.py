@@ -109,12 +109,14 @@ class Speculation:
         self.max_model_len = facts.max_model_len  # less, if the cache holds less
         self._bound: dict[tuple[type[Proposer], StageParams], BoundProposer] = {}
         self.own: BoundProposer | None = None
+        self._config: Mapping[str, Any] = {}  # the engine's own settings
         self.num_users = 0  # live requests that speculate
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.accepted_at: list[int] = []  # accepted tokens by their place in the guess
         if config:
+            self._config = {key: value for key, value in config.items() if key != "method"}
             kind, params = self._checked(config, ENGINE_FIELD)
             bound = kind.bind(params, replace(facts, load=load))
             self.own = BoundProposer(kind, bound, params.num_speculative_tokens)
@@ -194,7 +196,8 @@ class Speculation:
                     parameter=f"{field}.method",
                     value=method,
                 )
-            values = {**self.own.bound.params.model_dump(exclude_unset=True), **values}
+        if not of_engine and self.own is not None and self.own.kind is kind:
+            values = {**self._config, **values}
         return kind, kind.validate(values, field)
 
     # --- at the step ------------------------------------------------------------------------------
@@ -217,6 +220,8 @@ class Speculation:
     def learn(self, drafted: Mapping[TokenSequence, Drafted]) -> None:
         """Count how the guesses of a step did."""
         for sequence, draft in drafted.items():
+            if sequence.guesser is None:  # a driver wrote these tokens
+                continue
             said = sequence.output_ids[draft.position :]
             right = 0
             for token, guess in zip(said, draft.tokens, strict=False):

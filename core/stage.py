@@ -498,6 +498,14 @@ class Observer:
     def failed(self, record: Any, values: Mapping[str, Any]) -> None:
         """Take note of the values of a step in which the sequence failed: it has no token."""
 
+    def taken_back(
+        self, record: Any, position: int, token: int, values: Mapping[str, Any]
+    ) -> None:
+        """Take note of a token that the request's driver took back, of which `record` never heard.
+
+        `position` is its place among the output's tokens.
+        """
+
     def finish(self, record: Any, ending: Ending) -> None:
         """Take note that the sequence ended; called once, before its last `result`."""
 

@@ -125,6 +125,22 @@ class Generator:
         scalars = [self.names[(p.instance, n)] for p in self.program.head for n in p.columns]
         return ", ".join(["b", "slot", "low", "high", *dict.fromkeys(scalars), *self.aux_args])
 
+    def _words(self, name: str, first: str, rows: str, width: int, inside: str) -> list[str]:
+        """Load the seen bits of tokens [rows, 32 * width] as one word each; nothing if unused.
+
+        `first` is the place of a row's first word. Neighbours share a word, and so a load.
+        """
+        if not self.history:
+            return [f"{name} = 0"]
+        shape = f"[{rows}, {width}, 32]"
+        flat = f"[{32 * width}]" if rows == "1" else f"[{rows}, {32 * width}]"
+        return [
+            f"at = ({first})[:, None] + tl.arange(0, {width})[None, :]",
+            f"some = ({inside})[:, None] & (at < (V + 31) // 32)",
+            f"{name} = tl.load(seen_bits + slot * seen_stride + at, mask=some, other=0)",
+            f"{name} = tl.reshape(tl.broadcast_to({name}[:, :, None], {shape}), {flat})",
+        ]
+
     def load_columns(self, out: Writer, steps: tuple[Step, ...]) -> None:
         """Load the scalars of the row."""
         wanted = dict.fromkeys((p.instance, n) for p in steps for n in p.columns)
@@ -153,7 +169,7 @@ class Generator:
             else:
                 out.add(element_call(place, part, self.names, "y", "ids"))
         out.add("return y")
-        return f"@triton.jit\ndef {name}(y, ids, live, {self.head_args()}):\n{out.text()}"
+        return f"@triton.jit\ndef {name}(y, ids, live, word, {self.head_args()}):\n{out.text()}"
 
     # --- scan -----------------------------------------------------------------------------------
 
@@ -179,8 +195,10 @@ class Generator:
             "line = logits + row * stride",
             "x0 = tl.load(line + ids0, mask=live0, other=DEAD).to(tl.float32)",
             "x1 = tl.load(line + ids1, mask=live1, other=DEAD).to(tl.float32)",
-            f"y0 = {name}(x0, ids0, live0, {self.head_args()})",
-            f"y1 = {name}(x1, ids1, live1, {self.head_args()})",
+            *self._words("word0", "segs * 8", "T", 4, "segs < S"),
+            *self._words("word1", "segs * 8 + 4", "T", 4, "segs < S"),
+            f"y0 = {name}(x0, ids0, live0, word0, {self.head_args()})",
+            f"y1 = {name}(x1, ids1, live1, word1, {self.head_args()})",
             "sub0 = quarter_maxima(y0)",
             "sub1 = quarter_maxima(y1)",
             "inside = segs < S",
@@ -255,8 +273,6 @@ class Generator:
         out.add("if (worst == DEAD) | (worst != worst) | (worst == float('inf')):")
         out.add(f"    flag = {BROKEN}", "    token = -1")
         out.add("tl.store(token_out + b, token.to(tl.int64))", "tl.store(flag_out + b, flag)")
-        if self.raw:
-            self._raw(out)
         args = [
             *("logits", "stride", "rows", "slots", "first_row"),
             *("keys", "positions", "branches"),
@@ -267,10 +283,26 @@ class Generator:
             *(("stat_in",) if self.statistics else ()),
             *("scratch", "lists", "token_out", "flag_out"),
             *(*self.column_args, *self.aux_args),
-            *("P: tl.constexpr", "G: tl.constexpr", "N: tl.constexpr", "CAP: tl.constexpr", "SAME: tl.constexpr"),
+            *(
+                "P: tl.constexpr",
+                "G: tl.constexpr",
+                "N: tl.constexpr",
+                "CAP: tl.constexpr",
+                "SAME: tl.constexpr",
+            ),
             *(("STATS: tl.constexpr",) if self.statistics else ()),
         ]
-        return _kernel("select", args, out.text())
+        if not self.raw:
+            return _kernel("select", args, out.text())
+        names = ", ".join(arg.split(":")[0] for arg in args)
+        out.add(f"report_row(b, token, {names})")
+        report = Writer()
+        report.add(_ROW, "base = b.to(tl.int64) * S", "line = logits + row * stride")
+        report.add("own = scratch + b.to(tl.int64) * (4 * P)")
+        report.add("listed = lists + b.to(tl.int64) * N")
+        self._raw(report)
+        text = f"@triton.jit\ndef report_row(b, token, {', '.join(args)}):\n{report.text()}"
+        return text + "\n\n" + _kernel("select", args, out.text())
 
     @property
     def keeps(self) -> bool:
@@ -291,14 +323,15 @@ class Generator:
 
     def _list(self, out: Writer, source: str, kind: str, wanted: str) -> None:
         """List the tokens that reach a cut, in rank order, with the bound at the end."""
-        value = f"head(x, ids, live, {self.head_args()})" if kind == "y" else "x"
+        value = f"head(x, ids, live, word, {self.head_args()})" if kind == "y" else "x"
+        words = self._words("word", "sub * 2", "64", 2, "places < num_subs") if kind == "y" else []
         limit = "V" if kind == "y" else "K"
         out.add(
             "quarters = tl.arange(0, G)[:, None] * (4 * P // G)"
             " + tl.arange(0, 4 * P // G)[None, :]",
             f"maxima = tl.load({source} + base * 4 + quarters, mask=quarters < 4 * S, other=DEAD)",
             "gmax = nan_max(maxima, 1)",
-            f"cut = find_cut(gmax, {wanted}, G)",
+            f"cut = find_cut(gmax, {wanted})",
             "num_subs = list_subs(maxima, quarters, cut, own)",
             "num_subs = tl.where(num_subs < N, num_subs, 0)",
             "n = tl.where(num_subs > 0, 0, N)",
@@ -308,6 +341,7 @@ class Generator:
             "    ids = sub[:, None] * 64 + tl.arange(0, 64)[None, :]",
             f"    live = (places < num_subs)[:, None] & (ids < {limit})",
             "    x = tl.load(line + ids, mask=live, other=DEAD).to(tl.float32)",
+            *("    " + line for line in words),
             f"    y = {value}",
             "    take = live & (y >= cut) & (y > DEAD) & (n < N)",
             "    n = append_list(y, ids, take, n, listed, N)",
@@ -344,7 +378,7 @@ class Generator:
 
     def _without_list(self, out: Writer) -> None:
         """Pick without a truncation: a segment by its weight, then a token in it."""
-        head = f"head(x, ids, live, {self.head_args()})"
+        head = f"head(x, ids, live, word, {self.head_args()})"
         out.add(
             "segs = tl.arange(0, P)",
             "inside = segs < S",
@@ -368,6 +402,7 @@ class Generator:
             "ids = chosen * 256 + tl.arange(0, 256)",
             "live = ids < V",
             "x = tl.load(line + ids, mask=live, other=DEAD).to(tl.float32)",
+            *self._words("word", "chosen * 8 + tl.arange(0, 1)", "1", 8, "tl.arange(0, 1) < 1"),
             f"y = {head}",
         )
         if self.program.picker is Picker.RACE:
@@ -403,20 +438,20 @@ class Generator:
         self._list(out, "rsub_in", "raw", str(num_top))
         out.add(
             "top = tl.arange(0, N)",
-            f"first = b.to(tl.int64) * {num_top} + top",
+            f"shown_at = b.to(tl.int64) * {num_top} + top",
             f"shown = (top < {num_top}) & (top < n)",
-            f"tl.store(top_ids + first, tl.where(shown, ids, -1), mask=top < {num_top})",
-            f"tl.store(top_values + first, tl.where(shown, values - log_total, DEAD)"
+            f"tl.store(top_ids + shown_at, tl.where(shown, ids, -1), mask=top < {num_top})",
+            f"tl.store(top_values + shown_at, tl.where(shown, values - log_total, DEAD)"
             f".to(tl.float32), mask=top < {num_top})",
             "rank = 1 + tl.sum((values > own_logit).to(tl.int32), 0)",
             "if (own_logit < cut) | (n == 0):",
             "    num_subs = list_subs(maxima, quarters, own_logit, own)",
             "    rank = 1",
             "    for first_sub in range(0, num_subs, 64):",
-            "        places = first_sub + tl.arange(0, 64)",
-            "        sub = tl.load(own + places, mask=places < num_subs, other=0)",
-            "        ids2 = sub[:, None] * 64 + tl.arange(0, 64)[None, :]",
-            "        live2 = (places < num_subs)[:, None] & (ids2 < K)",
+            "        others = first_sub + tl.arange(0, 64)",
+            "        other = tl.load(own + others, mask=others < num_subs, other=0)",
+            "        ids2 = other[:, None] * 64 + tl.arange(0, 64)[None, :]",
+            "        live2 = (others < num_subs)[:, None] & (ids2 < K)",
             "        x2 = tl.load(line + ids2, mask=live2, other=DEAD).to(tl.float32)",
             "        rank += tl.sum(tl.sum((x2 > own_logit).to(tl.int32), 1), 0)",
             "tl.store(rank_out + b, tl.where(full & (own_logit >= cut), -1, rank).to(tl.int64))",
@@ -460,8 +495,7 @@ def _kernel(name: str, args: list[str], text: str) -> str:
 
 def _history_lines(name: str) -> Iterator[str]:
     if name == "seen":
-        yield "word = tl.load(seen_bits + slot * seen_stride + (ids >> 5), mask=live, other=0)"
-        yield "seen = ((word >> (ids & 31)) & 1) != 0"
+        yield "seen = (((word >> (ids & 31)) & 1) != 0) & live"
     elif name == "count":
         yield "count = tl.load(counts + slot * counts_stride + ids, mask=seen, other=0)"
     else:

@@ -28,7 +28,6 @@ class ListClass(NamedTuple):
 LIST_CLASSES = (ListClass(128, 256, 64), ListClass(512, 512, 300), ListClass(1024, 1024, 480))
 
 
-FEW = 132  # rows up to here have a multiprocessor each, and take all the warps they can use
 OVERLAPPED = 192  # rows from here on go in halves, one scanned while the other is selected from
 
 
@@ -130,7 +129,7 @@ class FusedChain:
     device: torch.device
     segments_a_program: int = 0  # 0: chosen by the batch
     scan_warps: int = 4
-    select_warps: int = 0  # 0: chosen by the batch
+    select_warps: int = 8
     _space: _Space | None = field(default=None, init=False)
     _module: Any = field(default=None, init=False)
     _generator: Any = field(default=None, init=False)
@@ -250,7 +249,7 @@ class FusedChain:
             *(space.scratch, space.lists, space.tokens, space.flags),
             *work.pointers,
             **constants,
-            num_warps=self.select_warps or (8 if len(batch.rows) <= FEW else 4),
+            num_warps=self.select_warps,
             enable_fp_fusion=False,
             launch_pdl=early and not INTERPRETED,
         )

@@ -6,7 +6,7 @@ runs.
 
 from __future__ import annotations
 
-from .fused.blocks import divide
+from .fused.blocks import divide, small_float
 from .reference.attention import attend_grouped, read_pages, write_pages
 from .reference.mass import (
     ONE,
@@ -64,6 +64,7 @@ __all__ = [
     "segment_mass",
     "segment_max",
     "segment_view",
+    "small_float",
     "token_mass",
     "uniform_for_ids",
     "write_pages",

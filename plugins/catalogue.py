@@ -44,6 +44,7 @@ BUILT_INS: tuple[str, ...] = (
     "plugins.pick.adaptive_p",
     "plugins.pick.keyed_gumbel",
     "plugins.drive.beam_search",
+    "plugins.drive.backtrack",
     "plugins.draft.prompt_lookup",
     "plugins.draft.draft_model",
     "plugins.stop.tokens",
@@ -71,6 +72,8 @@ BUILT_INS: tuple[str, ...] = (
     "plugins.console.demo",
     "plugins.console.presets",
     "plugins.console.schema",
+    "plugins.serve.parsers.tools",
+    "plugins.serve.parsers.reasoning",
     "plugins.serve.command",
     "plugins.author.command",
 )

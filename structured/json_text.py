@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .regex_tree import (
     ANY,
     Alt,
@@ -31,6 +33,7 @@ class Unwritable(Exception):
     """A set of characters that only an engine with Unicode tables knows."""
 
 
+@lru_cache(maxsize=1024)
 def spelled(tree: Node) -> Node:
     """The expression of the text between quotes whose value matches `tree`."""
     if isinstance(tree, Set):
@@ -42,6 +45,7 @@ def spelled(tree: Node) -> Node:
     return tree
 
 
+@lru_cache(maxsize=1024)
 def character(node: Set) -> Node:
     """The spellings of one character."""
     if node.props:

@@ -82,8 +82,7 @@ class ObjectMaker:
         for group in groups:
             for text in group.patterns:
                 try:
-                    tree = regex_syntax.parse(text, "pattern", schema=True)
-                    trees[text] = regex_syntax.search(tree, text)
+                    trees[text] = regex_syntax.found_in(text)
                 except ValidationError as error:
                     reason = str(error).partition("\n")[0].removeprefix("pattern ")
                     self.maker.problem(

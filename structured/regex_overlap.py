@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from .regex_tree import ANY, EMPTY, Alt, Node, Range, Rep, Seq, Set, alternatives, complement
 
@@ -69,6 +70,7 @@ class _Machine:
         return frozenset(found)
 
 
+@lru_cache(maxsize=1024)
 def disjoint(left: Node, right: Node) -> bool:
     """Whether it is certain that no text matches both, as whole texts."""
     try:
@@ -91,6 +93,7 @@ def disjoint(left: Node, right: Node) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def lengths(tree: Node) -> tuple[int, int | None]:
     """The shortest and the longest text that matches, in characters; None is no bound."""
     if isinstance(tree, Set):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import lru_cache
 from re import _casefix, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
@@ -118,6 +119,12 @@ def search(node: Node, pattern: str, field: str = "pattern") -> Node:
         parts = () if left else (Rep(0, None, ANY),)
         found.append(Seq((*parts, body, *(() if right else (Rep(0, None, ANY),)))))
     return alternatives(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=1024)
+def found_in(pattern: str) -> Node:
+    """The tree of all texts in which the pattern of a schema is found."""
+    return search(parse(pattern, "pattern", schema=True), pattern)
 
 
 def _branches(node: Node) -> list[tuple[Node, ...]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
-from .regex_tree import printed
+from .regex_tree import TOP, Alt, Node, Rep, Seq, Set, intersection, merged, printed
 from .schema_normal import children_of
 from .shapes import (
     ANYTHING,
@@ -107,7 +108,7 @@ class _Printer:
             words["required"] = required
         if shape.patterns:
             words["patternProperties"] = {
-                f"^(?:{printed(tree)})$": self.node(number) for tree, number in shape.patterns
+                pattern_text(tree): self.node(number) for tree, number in shape.patterns
             }
         words["additionalProperties"] = self.node(shape.rest)
         if shape.low:
@@ -153,12 +154,37 @@ def string_words(shape: String) -> dict[str, Any]:
         words["minLength"] = shape.low
     if shape.high is not None:
         words["maxLength"] = shape.high
-    texts = [f"^(?:{printed(tree)})$" for tree in shape.patterns]
+    texts = [pattern_text(tree) for tree in shape.patterns]
     if len(texts) == 1:
         words["pattern"] = texts[0]
     elif texts:
         words["allOf"] = [{"pattern": text} for text in texts]
     return words
+
+
+@lru_cache(maxsize=1024)
+def pattern_text(tree: Node) -> str:
+    """The pattern of a whole string.
+
+    llguidance 1.9 reads a class that holds every control character as one that holds all escapes,
+    so `[^"]` would let a quote through; without NUL, which no one misses, it is exact.
+    """
+    return f"^(?:{printed(_without_nul(tree))})$"
+
+
+def _without_nul(tree: Node) -> Node:
+    if isinstance(tree, Set):
+        if tree.props:
+            has_all = not tree.negated or not tree.ranges
+            return tree if has_all else tree._replace(ranges=merged([*tree.ranges, (0, 0)]))
+        if all(any(a <= code <= b for a, b in tree.ranges) for code in (0x22, 0x5C)):
+            return tree
+        return Set(intersection(tree.ranges, ((1, TOP),)))
+    if isinstance(tree, Rep):
+        return Rep(tree.low, tree.high, _without_nul(tree.item))
+    if isinstance(tree, Seq | Alt):
+        return type(tree)(tuple(_without_nul(item) for item in tree.items))
+    return tree
 
 
 def plain(value: Decimal) -> int | float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from itertools import permutations
 from math import gcd, lcm
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .schema_normal import Normaliser
 
 MOST_ORDERS = 400  # arrangements of unique items that are written out
+_VALUE_WORDS = {"enum", "const", "type", "title", "description", "default", "examples", "$comment"}
 MOST_PLACES = 8  # where an item that `contains` asks for may stand
 
 
@@ -62,12 +64,23 @@ class Maker:
         self.problems.append(Refusal(pointer.partition(MADE)[0], what, reason))
 
     def _literals(self, values: list[Any]) -> list[Shape]:
-        kept: list[Any] = []
+        kept: dict[object, Any] = {}
+        known = self._only_values()
         for value in values:
-            fits = atom_of(value) in self.facts.types and self.normaliser.valid(value, self.parts)
-            if fits and not any(equal(value, other) for other in kept):
-                kept.append(value)
-        return [Literal(self.facts.at, value) for value in kept]
+            if atom_of(value) not in self.facts.types:
+                continue
+            if known or self.normaliser.valid(value, self.parts):
+                kept.setdefault(_mark(value), value)
+        return [Literal(self.facts.at, value) for value in kept.values()]
+
+    def _only_values(self) -> bool:
+        """Whether one subschema gives the values, and nothing stands beside them but a type."""
+        if len(self.parts) != 1 or not isinstance(self.parts[0].schema, dict):
+            return False
+        words = set(self.parts[0].schema)
+        return (
+            self.parts[0].positive and words <= _VALUE_WORDS and len(words & {"enum", "const"}) == 1
+        )
 
     def _unevaluated(self) -> None:
         """`unevaluatedProperties` and `unevaluatedItems` become groups like any other."""
@@ -166,8 +179,7 @@ class Maker:
         trees: list[RegexTree] = []
         for text, pointer, positive in dict.fromkeys(facts.patterns):
             try:
-                tree = regex_syntax.parse(text, "pattern", schema=True)
-                tree = regex_syntax.search(tree, text)
+                tree = regex_syntax.found_in(text)
             except ValidationError as error:
                 reason = str(error).partition("\n")[0].removeprefix("pattern ")
                 self.problem(pointer, "pattern", f"the pattern {reason}")
@@ -319,6 +331,15 @@ class Maker:
         return ObjectMaker(self).shapes()
 
 
+def _mark(value: Any) -> object:
+    """Equal for equal JSON values: 1 is 1.0, and neither is true."""
+    if isinstance(value, dict):
+        return frozenset((name, _mark(item)) for name, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(_mark, value))
+    return (type(value) is bool, value)
+
+
 def _no_string(low: int, high: int | None, trees: tuple[RegexTree, ...]) -> bool:
     """Whether it is certain that no string has the length and matches all."""
     for index, tree in enumerate(trees):
@@ -330,6 +351,7 @@ def _no_string(low: int, high: int | None, trees: tuple[RegexTree, ...]) -> bool
     return False
 
 
+@lru_cache(maxsize=32)
 def known_format(name: str) -> RegexTree:
     """The tree of a known format."""
     pattern = formats.FORMATS[name]

@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ Seen = tuple[set[str], set[int]]  # names of properties and places of items that
 
 def loads(text: str) -> Any:
     """Parse JSON with exact numbers; a repeated key is an error, as it would hide a value."""
-    return json.loads(text, parse_float=Decimal, object_pairs_hook=_unique)
+    return json.loads(text, parse_float=_decimal, object_pairs_hook=_unique)
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -49,7 +49,11 @@ def is_integer(value: Any) -> bool:
     """Whether it is a number without a fraction: 5.0 is one."""
     if isinstance(value, int):
         return not isinstance(value, bool)
-    return is_number(value) and exact(value) == exact(value).to_integral_value()
+    return is_number(value) and exact(value).is_finite() and _is_whole(exact(value))
+
+
+def _is_whole(value: Decimal) -> bool:
+    return value == value.to_integral_value()
 
 
 def exact(value: Any) -> Decimal:
@@ -298,7 +302,7 @@ def _number(value: Decimal, schema: dict[str, Any]) -> bool:
 
 def _divides(multiple: Decimal, value: Decimal) -> bool:
     """Whether `value` is a multiple; a number too long to tell is none."""
-    return value.adjusted() < 2_000 and Fraction(value) % Fraction(multiple) == 0
+    return value.is_finite() and value.adjusted() < 2_000 and Fraction(value) % Fraction(multiple) == 0
 
 
 def _add(found: Seen | None, seen: Seen) -> bool:
@@ -307,6 +311,14 @@ def _add(found: Seen | None, seen: Seen) -> bool:
     seen[0].update(found[0])
     seen[1].update(found[1])
     return True
+
+
+def _decimal(text: str) -> Decimal:
+    """The number as written; one that is larger than any decimal is infinite, as for a float."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal(repr(float(text)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -51,9 +51,15 @@ if INTERPRETED:
         ahead = tl.sum((keys[:, None] > keys[None, :]).to(tl.int32), 0)
         places = tl.arange(0, N)
         # Equal keys share a place, and fill the ones after it.
-        ahead = tl.sum(
-            ((keys[:, None] == keys[None, :]) & (places[:, None] < places[None, :])).to(tl.int32), 0
-        ) + ahead
+        ahead = (
+            tl.sum(
+                ((keys[:, None] == keys[None, :]) & (places[:, None] < places[None, :])).to(
+                    tl.int32
+                ),
+                0,
+            )
+            + ahead
+        )
         hits = ahead[:, None] == places[None, :]
         low = tl.where(keys == keys, keys, 0)
         return tl.max(tl.where(hits, low[:, None], _least_of(keys)), 0)
@@ -138,6 +144,12 @@ else:
     def nan_max(x, axis: tl.constexpr):
         """Return the maximum along `axis`; NaN where a NaN is."""
         return tl.reduce(x, axis, larger)
+
+
+@triton.jit
+def small_float(count):
+    """Return int32 in [0, 2**23) as float32; by its bits, as a conversion takes longer."""
+    return (count | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
 
 @triton.jit

@@ -25,6 +25,8 @@ from .blocks import (
     value_of,
 )
 
+SLACK = tl.constexpr(5)  # groups that a cut may let through beyond those wanted
+MOST_STEPS = tl.constexpr(20)
 NO_ENTRY = tl.constexpr((-8388608 << 32) | 0x7FFFFFFF)  # -inf and BOUND_ID in an unordered list
 _FARTHEST = tl.constexpr(200.0)  # exp(-200) is 0 in float32, and 200 * 0 is no NaN
 _DROP_UNIT = tl.constexpr(16777216.0)  # drops of logits are summed in steps of 2**-24
@@ -56,10 +58,28 @@ def mask_bits(y, ids, live, b, words, stride, index):
 
 
 @triton.jit
-def find_cut(gmax, wanted, G: tl.constexpr):
-    """Return the `wanted`-th greatest of `gmax` [G]; -inf if there are not so many."""
-    in_order = sort_down(gmax, G)
-    return tl.max(tl.where(tl.arange(0, G) == wanted - 1, in_order, DEAD), 0)
+def find_cut(gmax, wanted):
+    """Return a value that at least `wanted` of `gmax` [G] reach, and seldom many more.
+
+    -inf if there are not so many. Halving a range of values ends within SLACK of the number wanted,
+    or where it cannot get nearer, as with many equal values.
+    """
+    alive = gmax > DEAD
+    reaching = tl.sum(alive.to(tl.int32), 0)
+    low = tl.min(tl.where(alive, gmax, float("inf")), 0)
+    high = tl.max(gmax, 0)
+    cut = tl.where(reaching >= wanted, low, DEAD)
+    steps = 0
+    while (reaching > wanted + SLACK) & (steps < MOST_STEPS):
+        middle = low * 0.5 + high * 0.5
+        count = tl.sum((gmax >= middle).to(tl.int32), 0)
+        enough = count >= wanted
+        reaching = tl.where(enough, count, reaching)
+        cut = tl.where(enough, middle, cut)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        steps += 1
+    return cut
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from ...core.errors import ChainError
 from ...core.hookspecs import hookimpl
 from ...core.stage import BindContext, Caps, Form, Kind, Need, Stage, StageParams
 from ...kernels.lang import tl, triton
-from ...kernels.ops import divide
+from ...kernels.ops import divide, small_float
 from ..token_ids import Pairs, check_ids
 
 Scope = Literal["prompt", "output", "both"]
@@ -59,7 +59,7 @@ def repeat_prompt(y, in_prompt, penalty):
 @triton.jit
 def lower_by_count(y, count, penalty):
     """Lower a logit for each time that its token was generated."""
-    return y - penalty * count.to(tl.float32)
+    return y - penalty * small_float(count)
 
 
 @triton.jit

@@ -53,6 +53,11 @@ def _completion(part: CompletionOutput, with_ids: bool) -> dict[str, Any]:
     if with_ids:
         fields["token_ids"] = list(part.token_ids)
     fields.update(finish_reason=part.finish_reason, stop_reason=part.stop_reason, error=part.error)
+    if part.complete is not None:  # the answer was constrained
+        fields["complete"] = part.complete
+        for name in ("parsed", "parse_error", "approximate", "choice_probs"):
+            if getattr(part, name) is not None:
+                fields[name] = getattr(part, name)
     if part.logprobs is not None:
         fields["cumulative_logprob"] = _finite(part.cumulative_logprob)
         fields["logprobs"] = [

@@ -145,13 +145,15 @@ def _kept(values: Tensor, logits: Tensor, speakers: Sequence[Speaker]) -> Tensor
     device, width = values.device, values.shape[1]
     params = [speaker.params for speaker in speakers]
     most = torch.tensor([p.top_k or width for p in params], device=device)
-    mass = torch.tensor([p.top_p or 1.0 for p in params], device=device)
+    mass = torch.tensor([p.top_p or 2.0 for p in params], device=device)
+    is_cut = torch.tensor([p.top_k is not None or p.min_p is not None for p in params])
     least = torch.tensor([p.min_p or 0.0 for p in params], device=device)
     probs = (values - logits.logsumexp(1, keepdim=True)).exp()
     kept = torch.arange(width, device=device) < most[:, None]
     kept &= probs >= least[:, None] * probs[:, :1]
-    before = probs.masked_fill(~kept, 0.0).cumsum(1) - probs
-    kept &= before < mass[:, None]
+    probs = probs.masked_fill(~kept, 0.0)
+    total = torch.where(is_cut.to(device), probs.sum(1), 1.0)  # of what reaches top-p
+    kept &= probs.cumsum(1) - probs < (mass * total)[:, None]
     kept[:, 0] = True
     return kept
 

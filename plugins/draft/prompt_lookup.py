@@ -9,12 +9,12 @@ followed there is the guess, as far as tokens are known. Source: prompt lookup d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from ...core.hookspecs import hookimpl
-from ...core.proposer import Proposer, Speaker
+from ...core.proposer import Proposer, ProposerContext, Speaker
 
 LONGEST = 5
 SHORTEST = 2
@@ -29,36 +29,30 @@ class PromptLookup(Proposer):
     class Params(Proposer.Params):
         """Words of `prompt_lookup_min` to `prompt_lookup_max` tokens are looked for."""
 
-        prompt_lookup_max: int = Field(default=None, ge=1, le=64)  # type: ignore[assignment]
-        prompt_lookup_min: int = Field(default=None, ge=1, le=64)  # type: ignore[assignment]
-        model: None = None  # vLLM's key, which this method leaves empty
-
-        @model_validator(mode="before")
-        @classmethod
-        def _settle(cls, values: Any) -> Any:
-            """Fill the bound that was not given, so that it fits the other one."""
-            given = {key: value for key, value in dict(values).items() if value is not None}
-            if given.get("model") in ("ngram", "[ngram]"):
-                del given["model"]
-            high, low = given.get("prompt_lookup_max"), given.get("prompt_lookup_min")
-            if high is None:
-                given["prompt_lookup_max"] = max(LONGEST, low) if isinstance(low, int) else LONGEST
-            if low is None:
-                given["prompt_lookup_min"] = min(SHORTEST, high) if isinstance(high, int) else 2
-            return given
+        prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+        prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+        model: Literal["ngram", "[ngram]"] | None = None  # how vLLM's older form names the method
 
         @model_validator(mode="after")
         def _fits(self) -> PromptLookup.Params:
-            if self.prompt_lookup_min > self.prompt_lookup_max:
+            high, low = self.prompt_lookup_max, self.prompt_lookup_min
+            if high is not None and low is not None and low > high:
                 raise ValueError(
-                    f"prompt_lookup_min must be at most prompt_lookup_max "
-                    f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
+                    f"prompt_lookup_min must be at most prompt_lookup_max ({high}), got {low}"
                 )
             return self
 
-    def __init__(self, bound: Params, speaker: Speaker) -> None:
+    @classmethod
+    def bind(cls, params: Params, ctx: ProposerContext) -> range:
+        """Return the lengths of the words that are looked for, longest first."""
+        high, low = params.prompt_lookup_max, params.prompt_lookup_min
+        high = max(LONGEST, low or 1) if high is None else high
+        low = min(SHORTEST, high) if low is None else low
+        return range(high, low - 1, -1)
+
+    def __init__(self, bound: range, speaker: Speaker) -> None:
         super().__init__(bound, speaker)
-        self._sizes = range(bound.prompt_lookup_max, bound.prompt_lookup_min - 1, -1)
+        self._sizes = bound
         self._known: list[int] = []  # the tokens whose words are in the index
         # For each word that has a follower: where the follower of its latest place stands.
         self._index: dict[tuple[int, ...], int] = {}

@@ -25,6 +25,7 @@ from .policy import make_policy
 from .settings import ServeSettings
 from .sse import ClientGone
 from .state import ServerState
+from .tool_choice import parser_named
 from .wire import Json, LimitedBody, read_json
 
 CLIENT_GONE = 499  # nobody reads it; it stands in the metrics
@@ -44,6 +45,8 @@ def build_app(engine: AsyncLLM, settings: ServeSettings | None = None) -> FastAP
     settings = settings or ServeSettings()
     state = ServerState(engine, settings, None, None)  # type: ignore[arg-type]
     state.policy = make_policy(settings, state.names, engine.engine)
+    if settings.tool_call_parser is not None:
+        parser_named(state, settings.tool_call_parser)
     state.meters = Meters(engine, state.names[0])
     is_shown = not settings.disable_fastapi_docs
     app = FastAPI(
@@ -67,7 +70,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
 
 
-# --- routes -----------------------------------------------------------------------------------------
+# --- routes ---------------------------------------------------------------------------------------
 
 
 def _add_routes(app: FastAPI, state: ServerState) -> None:
@@ -140,7 +143,7 @@ def plain(app: FastAPI, method: str, path: str, handler: Plain) -> None:
     app.add_api_route(path, endpoint, methods=[method], **openapi.of_plain(method, path))
 
 
-# --- errors -----------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def failure(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
@@ -161,7 +164,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, unknown)
 
 
-# --- middleware -------------------------------------------------------------------------------------
+# --- middleware -----------------------------------------------------------------------------------
 
 
 def _add_middleware(app: FastAPI, state: ServerState) -> None:

@@ -49,7 +49,8 @@ class Authorized:
             given = headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(given).digest()
         # Every key is looked at, so that the time tells nothing of which one is near.
-        return any([hmac.compare_digest(digest, own) for own in self.hashes]) and bool(given)
+        hits = sum(hmac.compare_digest(digest, own) for own in self.hashes)
+        return hits > 0 and bool(given)
 
 
 def _hash(key: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -12,17 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...core.outputs import CompletionOutput, RequestOutput
+from ...core.parsers import ReasoningParser, find_parser
 from . import prompts
 from .answers import StreamUsage, Usage, extras_of, headers_of, now
 from .errors import bad
 from .logprobs import ChatLogprobs, TokenNames, prompt_logprobs
+from .message_reader import MessageReader, Shown
 from .protocol import BatchChatRequest, ChatFields, ChatRequest
-from .reading import PlainReader, Reader, read_whole
+from .parsers.reasoning import Splitter
+from .reading import read_whole
 from .render import rendered
 from .running import Job, Running, running
 from .sampling import Length, make_params, own_fields
 from .sse import DONE, EventStream, event, unless_gone
 from .state import ServerState
+from .tool_choice import Tooling, tooling
 from .wire import Json
 
 PREFIX = "chatcmpl-"
@@ -39,6 +42,7 @@ class ChatCall:
     jobs: list[Job]
     echo: str = ""  # put before each answer
     notes: list[str] = field(default_factory=list)
+    tooling: Tooling = field(default_factory=Tooling)
     created: int = field(default_factory=now)
 
     @property
@@ -56,9 +60,19 @@ class ChatCall:
         listed = tuple(self.body.logprob_token_ids or ())
         return ChatLogprobs(self.names, self.body.top_logprobs or 0, listed)
 
-    def reader(self) -> Reader:
-        """Return a fresh reader for one choice."""
-        return PlainReader()
+    def reader(self, job: int = 0) -> MessageReader:
+        """Return a fresh reader for one choice of a job."""
+        parser = reasoning_parser(self.state)
+        splitter = None
+        if parser is not None:
+            text = self.jobs[job].prompt.text
+            splitter = Splitter(parser, None if text is None else parser.begins_inside(text))
+        effort, told = self.body.reasoning_effort, self.body.include_reasoning
+        shown = Shown(
+            effort != "none" if told is None else told,
+            self.state.settings.reasoning_content_field,
+        )
+        return MessageReader(splitter, self.tooling, shown, stream=bool(self.body.stream))
 
 
 async def complete(
@@ -104,7 +118,7 @@ async def render(
     return Json(rendered(call.id, call.model, job, body), headers=headers)
 
 
-# --- from the body to jobs --------------------------------------------------------------------------
+# --- from the body to jobs ------------------------------------------------------------------------
 
 
 async def prepare(
@@ -116,19 +130,22 @@ async def prepare(
     """Check everything and render the prompts; nothing runs yet."""
     model = state.model_named(body.model)
     call_id = state.request_id(PREFIX, body.request_id, request.headers)
-    _check_tools(body)
+    tools = tooling(state, body)
     given = own_fields(body)
+    if tools.constraint is not None:
+        given["structured_outputs"] = tools.constraint
+    _keep_markers(state, tools, given)
     _add_logprobs(state, body, given)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     given.pop("truncate_prompt_tokens", None)
-    call = ChatCall(state, body, call_id, model, [])
+    call = ChatCall(state, body, call_id, model, [], notes=list(tools.notes), tooling=tools)
     for messages in conversations:
         prompt = await prompts.chat(
             state,
             body,
             messages,
-            tools=body.tools,
+            tools=tools.shown,
             truncate=body.truncate_prompt_tokens,
             variables=variables,
         )
@@ -140,26 +157,26 @@ async def prepare(
     return call
 
 
-def _check_tools(body: ChatFields) -> None:
-    """Refuse what needs a parser for tool calls, which this server does not have."""
-    choice = body.tool_choice
-    if choice is None:
-        choice = "auto" if body.tools else "none"
-    if choice == "none" or (choice == "required" and body.tools == []):
+def reasoning_parser(state: ServerState) -> ReasoningParser | None:
+    """Return the parser of the server's --reasoning-parser."""
+    name = state.engine.engine.config.reasoning_parser
+    if not name:
+        return None
+    known = state.engine.engine.parts.registry.reasoning_parsers
+    return find_parser("reasoning_parser", name, known)
+
+
+def _keep_markers(state: ServerState, tools: Tooling, given: dict[str, Any]) -> None:
+    """Leave special tokens in the text where a parser's markers are among them."""
+    reasoning = reasoning_parser(state)
+    marks = [] if reasoning is None else [reasoning.start, reasoning.end]
+    marks += () if tools.parser is None else tools.parser.markers
+    tokenizer = state.tokenizer
+    if not marks or tokenizer is None:
         return
-    if isinstance(choice, str) and choice not in ("auto", "required"):
-        raise bad(
-            f"tool_choice must be 'none', 'auto', 'required' or a named tool, got {choice!r}",
-            "tool_choice",
-        )
-    if not body.tools:
-        raise bad("tool_choice needs tools", "tool_choice")
-    shown = choice if isinstance(choice, str) else json.dumps(choice)
-    raise bad(
-        f"tool_choice is {shown}, but this server has no parser for tool calls; send "
-        "tool_choice='none' to show the tools to the model alone",
-        "tool_choice",
-    )
+    special = {tokenizer.added_tokens.get(token) for token in tokenizer.special_ids}
+    if special.intersection(mark.strip() for mark in marks):
+        given["skip_special_tokens"] = False
 
 
 def _add_logprobs(state: ServerState, body: ChatFields, given: dict[str, Any]) -> None:
@@ -190,7 +207,7 @@ def _echo(messages: Sequence[Mapping[str, Any]]) -> str:
     return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)
 
 
-# --- whole answers ----------------------------------------------------------------------------------
+# --- whole answers --------------------------------------------------------------------------------
 
 
 async def whole(call: ChatCall) -> dict[str, Any]:
@@ -226,7 +243,9 @@ def _choice(
     call: ChatCall, index: int, output: RequestOutput, part: CompletionOutput
 ) -> dict[str, Any]:
     ids = list(part.token_ids)
-    message, reason = read_whole(call.reader(), part.text, ids, part.finish_reason or "stop")
+    job = index if len(call.jobs) > 1 else 0
+    message, reason = read_whole(call.reader(job), part.text, ids, part.finish_reason or "stop")
+    has_old_name = call.state.settings.reasoning_content_field
     content = message.content
     if call.echo:
         content = call.echo + (content or "")
@@ -245,6 +264,7 @@ def _choice(
             "function_call": None,
             "tool_calls": message.tool_calls,
             "reasoning": message.reasoning,
+            **({"reasoning_content": message.reasoning} if has_old_name else {}),
         },
         "logprobs": logprobs,
         "finish_reason": reason,
@@ -260,7 +280,7 @@ def _choice(
     return choice
 
 
-# --- streams ----------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 async def events(call: ChatCall, run: Running) -> AsyncGenerator[bytes, None]:

@@ -44,7 +44,7 @@ def split(
     model: str | None, given: dict[str, Any]
 ) -> tuple[AsyncEngineArgs, ServeSettings, dict[str, Any]]:
     """Share the options out: to the engine, to the application, to the listener."""
-    values = {
+    values: dict[str, Any] = {
         name: json_of(f"--{name.replace('_', '-')}", value) if BY_NAME[name].is_json else value
         for name, value in given.items()
     }
@@ -53,7 +53,14 @@ def split(
 
         set_log_level(level)
     further = values.pop("engine", {})
-    engine = {name: values[name] for name in values if name in ENGINE_NAMES}
+    files = [
+        values.pop(name)
+        for name in ("tool_parser_plugin", "reasoning_parser_plugin")
+        if name in values
+    ]
+    if files:
+        values["plugins"] = [*values.get("plugins", ()), *dict.fromkeys(files)]
+    engine: dict[str, Any] = {name: values[name] for name in values if name in ENGINE_NAMES}
     for name in further:
         if name in engine:
             raise ValidationError(

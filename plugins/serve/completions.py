@@ -87,7 +87,7 @@ async def render(
     return Json(bodies, headers=headers_of(state, call.id, ignored, call.notes))
 
 
-# --- from the body to jobs --------------------------------------------------------------------------
+# --- from the body to jobs ------------------------------------------------------------------------
 
 
 async def prepare(
@@ -135,7 +135,7 @@ def _add_logprobs(state: ServerState, body: CompletionRequest, given: dict[str, 
         given.setdefault("prompt_logprobs", body.logprobs)
 
 
-# --- whole answers ----------------------------------------------------------------------------------
+# --- whole answers --------------------------------------------------------------------------------
 
 
 async def whole(call: CompletionCall) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _extend(lists: dict[str, list[Any]], more: Mapping[str, list[Any]]) -> None:
         lists[name] += values
 
 
-# --- streams ----------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 async def events(call: CompletionCall, run: Running) -> AsyncGenerator[bytes, None]:

@@ -84,7 +84,7 @@ async def metrics(state: ServerState, request: Request) -> Response:
     return Response(text, headers={"content-type": kind})
 
 
-# --- the operator's ---------------------------------------------------------------------------------
+# --- the operator's -------------------------------------------------------------------------------
 
 
 async def sleep(state: ServerState, request: Request) -> Response:

@@ -123,6 +123,17 @@ SERVING = (
         metavar=JSON,
     ),
     Flag("response_role", str, "Role of the answers; assistant."),
+    Flag("enable_auto_tool_choice", bool, "Let the model decide on tool calls."),
+    Flag("tool_call_parser", str, "Parser of tool calls: hermes, llama3_json, mistral, json, ..."),
+    Flag("tool_parser_plugin", str, "Plugin file with tool parsers.", metavar="FILE"),
+    Flag(
+        "exclude_tools_when_tool_choice_none",
+        bool,
+        "Hide the tools from the template under tool_choice='none'.",
+    ),
+    Flag("reasoning_parser_plugin", str, "Plugin file with reasoning parsers.", metavar="FILE"),
+    Flag("reasoning_content_field", bool, "Tell the reasoning as reasoning_content too."),
+    Flag("responses_store", int, "Most answers of /v1/responses that are kept; 0, none, unless said."),
     Flag("return_tokens_as_token_ids", bool, 'Show tokens in log-probs as "token_id:N".'),
     Flag("enable_prompt_tokens_details", bool, "Tell the cached tokens in usage."),
     Flag("enable_force_include_usage", bool, "Tell usage on every event of every stream."),
@@ -162,6 +173,7 @@ ENGINE = (
     Flag("override_generation_config", str, "Sampling defaults over these.", metavar=JSON),
     Flag("preset", str, "Preset of requests that name none."),
     Flag("preset_file", str, "File of presets (.toml or .json).", metavar="FILE"),
+    Flag("reasoning_parser", str, "Where reasoning stands: deepseek_r1, qwen3, ..."),
     Flag("reasoning_config", str, "Where reasoning begins and ends.", metavar=JSON),
     Flag("structured_outputs_config", str, "How grammars are compiled.", metavar=JSON),
     Flag("profile", str, "The named default chain."),
@@ -247,7 +259,7 @@ def command(run: Callable[[str | None, dict[str, Any]], None], help: str) -> Typ
     return made
 
 
-# --- spelling ---------------------------------------------------------------------------------------
+# --- spelling -------------------------------------------------------------------------------------
 
 
 def dashed(arg: str) -> str:
@@ -313,7 +325,7 @@ def json_of(name: str, text: str) -> dict[str, Any]:
     return found
 
 
-# --- the file ---------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -84,9 +84,9 @@ async def completion(state: ServerState, body: CompletionRequest) -> list[Prompt
     elif not body.prompt:
         raise bad("prompt must not be an empty list", "prompt")
     elif isinstance(body.prompt[0], int):
-        given = [body.prompt]  # type: ignore[list-item]
+        given = [body.prompt]
     else:
-        given = list(body.prompt)  # type: ignore[arg-type]
+        given = list(body.prompt)
     if len(given) > MOST_PROMPTS:
         raise bad(f"prompt must list at most {MOST_PROMPTS} prompts, got {len(given)}", "prompt")
     if any(isinstance(one, str) for one in given):

@@ -138,6 +138,8 @@ async def running(
                     name, job.prompt.for_engine(job.salt), job.params, priority=job.priority
                 )
             )
+        for opened in streams:
+            await opened.ready()  # a grammar that cannot be compiled is a bad request
         yield Running(state, call_id, jobs, streams)
     finally:
         state.running.pop(call_id, None)
@@ -152,7 +154,7 @@ def _log_request(state: ServerState, name: str, job: Job) -> None:
     engine = state.engine.engine
     if job.priority and engine.config.scheduling_policy != "priority":
         engine.warn_once(
-            "priority has no effect under --scheduling-policy fcfs; use --scheduling-policy priority"
+            "priority has no effect under --scheduling-policy fcfs; choose priority there"
         )
     if settings.enable_log_requests:
         text = (

@@ -31,6 +31,11 @@ class ServeSettings(KnownKeywords):
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     return_tokens_as_token_ids: bool = False
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    exclude_tools_when_tool_choice_none: bool = False
+    reasoning_content_field: bool = False  # reasoning under its older name too
+    responses_store: int = 0  # most answers of /v1/responses that are kept
     strict_fields: bool = False
     default_max_tokens: int | None = None
     max_tokens_limit: int | None = None
@@ -62,6 +67,12 @@ class ServeSettings(KnownKeywords):
             raise ValidationError(
                 "enable_log_outputs must be False without enable_log_requests",
                 parameter="enable_log_outputs",
+                value=True,
+            )
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValidationError(
+                "enable_auto_tool_choice needs tool_call_parser",
+                parameter="enable_auto_tool_choice",
                 value=True,
             )
         limit, default = self.max_tokens_limit, self.default_max_tokens
@@ -117,6 +128,9 @@ _FLAGS = (
     "auth_v1_only",
     "trust_request_chat_template",
     "return_tokens_as_token_ids",
+    "enable_auto_tool_choice",
+    "exclude_tools_when_tool_choice_none",
+    "reasoning_content_field",
     "strict_fields",
     "enable_prompt_tokens_details",
     "enable_force_include_usage",
@@ -144,6 +158,8 @@ _RULES: dict[str, Rule] = {
     },
     "allowed_stages": _texts("allowed_stages", optional=True),
     "served_preset": _pairs,
+    "tool_call_parser": text("tool_call_parser", optional=True),
+    "responses_store": count("responses_store", 0),
     "response_role": text("response_role"),
     "chat_template_content_format": one_of(
         "chat_template_content_format", ("auto", "string", "openai")

@@ -120,7 +120,7 @@ def _choice(call: GenerateCall, part: CompletionOutput) -> dict[str, Any]:
     }
 
 
-# --- the tokenizer ----------------------------------------------------------------------------------
+# --- the tokenizer --------------------------------------------------------------------------------
 
 
 async def tokenize(

@@ -19,6 +19,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 TALK = [{"role": "user", "content": "hi"}]
 IGNORED = "X-Decodekit-Ignored"
+JSON = {"Content-Type": "application/json"}
 Writes = Callable[..., dict[str, Any]]
 
 
@@ -50,7 +51,7 @@ def test_dec_081_null_means_absent(byte_site: Site) -> None:
     names = """temperature top_p top_k max_tokens n stop seed logit_bias logprobs
         presence_penalty frequency_penalty repetition_penalty stream stream_options response_format
         tools tool_choice top_logprobs min_p bad_words chain""".split()
-    body = {name: None for name in names}
+    body = dict.fromkeys(names)
     more: dict[str, Any] = {"seed": 11, "max_tokens": 9}
     plain = byte_site.chat(**more)
     nulls = byte_site.chat(**{**body, **more})
@@ -193,8 +194,14 @@ def test_dec_088_fields_without_effect_are_named(byte_site: Site) -> None:
 
 
 def test_dec_088_a_near_miss_is_refused_with_the_suggestion(byte_site: Site) -> None:
-    for name, meant in (("topp", "top_p"), ("max-tokens", "max_tokens"), ("Temperature",
-                        "temperature"), ("temprature", "temperature"), ("seeds", "seed")):  # fmt: skip
+    meant_by = {
+        "topp": "top_p",
+        "max-tokens": "max_tokens",
+        "Temperature": "temperature",
+        "temprature": "temperature",
+        "seeds": "seed",
+    }
+    for name, meant in meant_by.items():
         error = byte_site.refused(CHAT, {"messages": TALK, name: 1})
         assert error["param"] == name
         assert f"did you mean {meant!r}" in error["message"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.cases.conftest import MakeSite, Site
+    from tests.cases.conftest import Site
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -57,8 +57,6 @@ ENGINE_ASKS: dict[str, Any] = {
     "lora_dtype": "float16",
     "fully_sharded_loras": True,
     "default_mm_loras": {"image": "/a"},
-    "reasoning_parser": "qwen3",
-    "speculative_config": {"method": "ngram"},
     "weight_transfer_config": {"backend": "nccl"},
     "kv_transfer_config": {"kv_connector": "x"},
     "batch_invariant": True,

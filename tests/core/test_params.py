@@ -27,7 +27,7 @@ VLLM_KEYWORDS = (
 ).split()
 OURS = (
     "chain profile preset picker plan_review on_dead_row logprobs_mode kept_set entropy output_tensors trace stops observers "
-    "driver"
+    "driver speculation"
 ).split()
 
 # (arguments, the field that the error names)
@@ -126,6 +126,9 @@ WRONG_TYPE = [
     ({"chain": [3]}, "chain"),
     ({"stops": {"stop": "x"}}, "stops"),
     ({"driver": 3}, "driver"),
+    ({"speculation": True}, "speculation"),
+    ({"speculation": ""}, "speculation"),
+    ({"speculation": {1: 2}}, "speculation"),
     ({"output_kind": "delta"}, "output_kind"),
 ]
 NOT_FINITE = [

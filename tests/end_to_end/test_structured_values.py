@@ -288,6 +288,8 @@ def test_a_config_with_what_is_not_here_is_refused() -> None:
         LLM(structured_outputs_config={"reasoning_parser": "qwen3"})
     with pytest.raises(ValidationError, match="structured_outputs_config"):
         LLM(structured_outputs_config="nonsense")
+    with pytest.raises(ValidationError, match="one of auto, .*xgrammar.*lm-format-enforcer"):
+        LLM(structured_outputs_config={"backend": "lm-format-enforcer"})
 
 
 def test_an_engine_without_a_tokenizer_refuses(make_llm: Maker) -> None:

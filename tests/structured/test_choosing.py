@@ -52,7 +52,7 @@ STUBS = (("patient", 99), ("outlines", 30), ("guidance", 10), ("xgrammar", 20), 
 @pytest.mark.parametrize(
     ("kind", "text", "order"),
     [
-        ("json", json.dumps(CLOSED), ["xgrammar", "guidance", "outlines"]),
+        ("json", json.dumps(CLOSED), ["guidance", "xgrammar", "outlines"]),
         ("json", json.dumps(OPEN), ["guidance", "xgrammar", "outlines"]),
         ("json", "{}", ["guidance", "xgrammar", "outlines"]),
         ("json_object", '{"type":"object"}', ["guidance", "xgrammar", "outlines"]),

@@ -28,7 +28,8 @@ PLANNER = Planner(
 )
 pytestmark = [
     pytest.mark.skipif(
-        not INTERPRETED and DEVICE.type == "cpu", reason="Triton has neither an interpreter nor a GPU"
+        not INTERPRETED and DEVICE.type == "cpu",
+        reason="Triton has neither an interpreter nor a GPU",
     ),
     # NumPy warns where a kernel takes the logarithm of 0 and throws the result away.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -89,8 +90,13 @@ CHAINS: list[dict[str, Any]] = [
     {"temperature": 1.2, "top_k": 1},
     {"temperature": 1.0, "top_p": 0.5},
     {"temperature": 0.7, "min_p": 0.1, "top_k": 20, "top_p": 0.95},
-    {"temperature": 1.0, "top_k": 9, "repetition_penalty": 1.3, "frequency_penalty": 0.4,
-     "presence_penalty": 0.5},
+    {
+        "temperature": 1.0,
+        "top_k": 9,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.5,
+    },
     {"temperature": 1.0, "top_k": 9, "logit_bias": {5: 3.0, 1200: 90.0}},
     {"temperature": 0.9, "top_k": 12, "allowed_token_ids": [3, 4, 5, 64, 700, 1389]},
     {"temperature": 0.9, "chain": ["top_k", "temperature", "top_p"], "top_k": 15, "top_p": 0.8},
@@ -102,10 +108,18 @@ CHAINS: list[dict[str, Any]] = [
     {"temperature": 1.0, "chain": [{"stage": "top_a", "a": 0.4}]},
     {"temperature": 1.0, "chain": ["p_less"]},
     {"temperature": 1.0, "chain": [{"stage": "top_n_sigma", "n": 1.5}]},
-    {"temperature": 1.0, "chain": [{"stage": "top_k", "k": 20}, {"stage": "top_n_sigma", "n": 1.0}]},
+    {
+        "temperature": 1.0,
+        "chain": [{"stage": "top_k", "k": 20}, {"stage": "top_n_sigma", "n": 1.0}],
+    },
     {"temperature": 1.0, "chain": [{"stage": "top_k", "k": 20}, {"stage": "eta", "epsilon": 0.2}]},
-    {"temperature": 1.0, "chain": [{"stage": "top_k", "k": 20},
-                                   {"stage": "xtc", "probability": 0.7, "threshold": 0.05}]},
+    {
+        "temperature": 1.0,
+        "chain": [
+            {"stage": "top_k", "k": 20},
+            {"stage": "xtc", "probability": 0.7, "threshold": 0.05},
+        ],
+    },
     {"temperature": 1.0, "chain": [{"stage": "top_k", "k": 20}, {"stage": "icdf", "skew": 0.3}]},
     {"temperature": 1.0, "chain": [{"stage": "icdf"}]},
 ]

@@ -31,8 +31,8 @@ def test_every_endpoint_but_health_needs_a_key(serve: Any) -> None:
                     assert answer.json() == {"error": "Unauthorized"}
         for key in ("one", "two"):
             assert client.post("/v1/completions", json=BODY, headers=bearer(key)).status_code == 200
-        for headers in (bearer("three"), {"Authorization": "Bearer"}, {"Authorization": "Basic one"},
-                        {"x-api-key": "one"}):  # fmt: skip
+        wrong = [bearer("three"), {"Authorization": "Bearer"}, {"Authorization": "Basic one"}]
+        for headers in [*wrong, {"x-api-key": "one"}]:
             answer = client.post("/v1/completions", json=BODY, headers=headers)
             assert answer.status_code == 401
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="bad", max_retries=0) as wrong:

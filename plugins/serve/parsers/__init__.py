@@ -1,0 +1,1 @@
+"""Parsers of tool calls and of reasoning, as plugins."""
