@@ -45,6 +45,7 @@ class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.parts: Parts = build(config)
+        self.config = config = self.parts.config  # with what its plugins settled
         self.intake = Intake(self.parts)
         self.holding = Holding(self.parts.scheduler)
         self.choices = ChoiceShares(self)

@@ -18,7 +18,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -125,21 +124,36 @@ class Generator:
         scalars = [self.names[(p.instance, n)] for p in self.program.head for n in p.columns]
         return ", ".join(["b", "slot", "low", "high", *dict.fromkeys(scalars), *self.aux_args])
 
-    def _words(self, name: str, first: str, rows: str, width: int, inside: str) -> list[str]:
-        """Load the seen bits of tokens [rows, 32 * width] as one word each; nothing if unused.
+    def _past(self, first: str, rows: str, width: int, inside: str, mark: str = "") -> list[str]:
+        """Load what the head asks of the history of tokens [rows, 32 * width].
 
-        `first` is the place of a row's first word. Neighbours share a word, and so a load.
+        `first` is the place of a row's first word of bits. Neighbours share a word, and so a load;
+        counts are read of seen tokens alone. Both halves of a tile do this before either goes on,
+        so that the loads wait for memory together.
         """
+        names = ("seen", "count", "in_prompt")
+        lines = [f"{name}{mark} = 0" for name in names if name not in self.history]
         if not self.history:
-            return [f"{name} = 0"]
+            return lines
         shape = f"[{rows}, {width}, 32]"
         flat = f"[{32 * width}]" if rows == "1" else f"[{rows}, {32 * width}]"
-        return [
-            f"at = ({first})[:, None] + tl.arange(0, {width})[None, :]",
-            f"some = ({inside})[:, None] & (at < (V + 31) // 32)",
-            f"{name} = tl.load(seen_bits + slot * seen_stride + at, mask=some, other=0)",
-            f"{name} = tl.reshape(tl.broadcast_to({name}[:, :, None], {shape}), {flat})",
+        at, some, ids = f"at{mark}", f"some{mark}", f"ids{mark}"
+        lines += [
+            f"{at} = ({first})[:, None] + tl.arange(0, {width})[None, :]",
+            f"{some} = ({inside})[:, None] & ({at} < (V + 31) // 32)",
+            f"word{mark} = tl.load(seen_bits + slot * seen_stride + {at}, mask={some}, other=0)",
+            f"word{mark} = tl.reshape(tl.broadcast_to(word{mark}[:, :, None], {shape}), {flat})",
+            f"seen{mark} = (((word{mark} >> ({ids} & 31)) & 1) != 0) & live{mark}",
         ]
+        for name, table in (("count", "counts"), ("in_prompt", "prompts")):
+            if name in self.history:
+                lines.append(
+                    f"{name}{mark} = tl.load({table} + slot * {table}_stride + {ids}, "
+                    f"mask=seen{mark}, other=0)"
+                )
+        if "in_prompt" in self.history:
+            lines.append(f"in_prompt{mark} = in_prompt{mark} != 0")
+        return lines
 
     def load_columns(self, out: Writer, steps: tuple[Step, ...]) -> None:
         """Load the scalars of the row."""
@@ -153,13 +167,11 @@ class Generator:
     def head(self, name: str = "head", end: int | None = None) -> str:
         """Return the function that takes every token through the steps before the first cut."""
         out = Writer()
-        for kind in ("seen", "in_prompt", "count"):
-            if kind in self.history or (kind == "seen" and self.history):
-                out.add(*_history_lines(kind))
         for place, part in enumerate(self.program.head[:end]):
             if part.form is StepForm.SPARSE:
                 out.add(
-                    f"y = add_sparse(y, ids, b, low, high, starts{place}, listed{place}, adds{place})"
+                    f"y = add_sparse(y, ids, b, low, high, starts{place}, listed{place}, "
+                    f"adds{place})"
                 )
             elif part.form is StepForm.BITS:
                 out.add(
@@ -169,7 +181,7 @@ class Generator:
             else:
                 out.add(element_call(place, part, self.names, "y", "ids"))
         out.add("return y")
-        return f"@triton.jit\ndef {name}(y, ids, live, word, {self.head_args()}):\n{out.text()}"
+        return f"@triton.jit\ndef {name}(y, ids, live, seen, count, in_prompt, {self.head_args()}):\n{out.text()}"
 
     # --- scan -----------------------------------------------------------------------------------
 
@@ -195,10 +207,10 @@ class Generator:
             "line = logits + row * stride",
             "x0 = tl.load(line + ids0, mask=live0, other=DEAD).to(tl.float32)",
             "x1 = tl.load(line + ids1, mask=live1, other=DEAD).to(tl.float32)",
-            *self._words("word0", "segs * 8", "T", 4, "segs < S"),
-            *self._words("word1", "segs * 8 + 4", "T", 4, "segs < S"),
-            f"y0 = {name}(x0, ids0, live0, word0, {self.head_args()})",
-            f"y1 = {name}(x1, ids1, live1, word1, {self.head_args()})",
+            *self._past("segs * 8", "T", 4, "segs < S", "0"),
+            *self._past("segs * 8 + 4", "T", 4, "segs < S", "1"),
+            f"y0 = {name}(x0, ids0, live0, seen0, count0, in_prompt0, {self.head_args()})",
+            f"y1 = {name}(x1, ids1, live1, seen1, count1, in_prompt1, {self.head_args()})",
             "sub0 = quarter_maxima(y0)",
             "sub1 = quarter_maxima(y1)",
             "inside = segs < S",
@@ -323,8 +335,12 @@ class Generator:
 
     def _list(self, out: Writer, source: str, kind: str, wanted: str) -> None:
         """List the tokens that reach a cut, in rank order, with the bound at the end."""
-        value = f"head(x, ids, live, word, {self.head_args()})" if kind == "y" else "x"
-        words = self._words("word", "sub * 2", "64", 2, "places < num_subs") if kind == "y" else []
+        value = (
+            f"head(x, ids, live, seen, count, in_prompt, {self.head_args()})"
+            if kind == "y"
+            else "x"
+        )
+        past = self._past("sub * 2", "64", 2, "places < num_subs") if kind == "y" else []
         limit = "V" if kind == "y" else "K"
         out.add(
             "quarters = tl.arange(0, G)[:, None] * (4 * P // G)"
@@ -341,7 +357,7 @@ class Generator:
             "    ids = sub[:, None] * 64 + tl.arange(0, 64)[None, :]",
             f"    live = (places < num_subs)[:, None] & (ids < {limit})",
             "    x = tl.load(line + ids, mask=live, other=DEAD).to(tl.float32)",
-            *("    " + line for line in words),
+            *("    " + line for line in past),
             f"    y = {value}",
             "    take = live & (y >= cut) & (y > DEAD) & (n < N)",
             "    n = append_list(y, ids, take, n, listed, N)",
@@ -378,7 +394,7 @@ class Generator:
 
     def _without_list(self, out: Writer) -> None:
         """Pick without a truncation: a segment by its weight, then a token in it."""
-        head = f"head(x, ids, live, word, {self.head_args()})"
+        head = f"head(x, ids, live, seen, count, in_prompt, {self.head_args()})"
         out.add(
             "segs = tl.arange(0, P)",
             "inside = segs < S",
@@ -402,7 +418,7 @@ class Generator:
             "ids = chosen * 256 + tl.arange(0, 256)",
             "live = ids < V",
             "x = tl.load(line + ids, mask=live, other=DEAD).to(tl.float32)",
-            *self._words("word", "chosen * 8 + tl.arange(0, 1)", "1", 8, "tl.arange(0, 1) < 1"),
+            *self._past("chosen * 8 + tl.arange(0, 1)", "1", 8, "tl.arange(0, 1) < 1"),
             f"y = {head}",
         )
         if self.program.picker is Picker.RACE:
@@ -491,15 +507,6 @@ def _kernel(name: str, args: list[str], text: str) -> str:
         text=text,
         axis=1 if name == "scan" else 0,
     )
-
-
-def _history_lines(name: str) -> Iterator[str]:
-    if name == "seen":
-        yield "seen = (((word >> (ids & 31)) & 1) != 0) & live"
-    elif name == "count":
-        yield "count = tl.load(counts + slot * counts_stride + ids, mask=seen, other=0)"
-    else:
-        yield "in_prompt = tl.load(prompts + slot * prompts_stride + ids, mask=seen, other=0) != 0"
 
 
 def _summaries(statistics: list[str]) -> Iterator[str]:

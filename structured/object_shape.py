@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ..core.errors import ValidationError
 from . import regex_syntax
 from .facts import MADE, Names, Part
-from .regex_overlap import disjoint
+from .regex_overlap import disjoint, matches
 from .regex_tree import ANY, Node, Rep
-from .shapes import Literal, Member, Object, Shape, String
+from .shapes import ANYTHING, Literal, Member, Object, Shape, String
 from .validate import found as is_found
 
 if TYPE_CHECKING:
@@ -120,6 +120,9 @@ class ObjectMaker:
             shape.rest, shape.patterns = None, ()
             return
         tree = _tree_of(allowed)
+        declared = (*shape.members, *shape.forbidden)
+        if tree is not None and shape.rest != ANYTHING and any(matches(tree, n) for n in declared):
+            tree = None  # a pattern would hold for the declared names too
         if tree is not None and not shape.patterns and shape.rest is not None:
             shape.patterns, shape.rest = ((tree, shape.rest),), None
         else:

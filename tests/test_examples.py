@@ -161,9 +161,9 @@ def test_the_files_that_the_readme_names_exist() -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_has_fewer_than_200_lines_of_at_most_100_columns() -> None:
+def test_the_readme_has_fewer_than_240_lines_of_at_most_100_columns() -> None:
     lines = README.splitlines()
-    assert len(lines) < 200
+    assert len(lines) < 240
     tables_apart = [line for line in lines if not line.startswith("|")]
     assert [line for line in tables_apart if len(line) > 100] == []
 

@@ -18,7 +18,8 @@ PUBLIC = set(
     PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
     ClassificationRequestOutput ScoringOutput ScoringRequestOutput AsyncLLM LLMEngine
     AsyncLLMEngine EngineArgs AsyncEngineArgs Stage StageParams Kind Form Order Caps RowView
-    hookimpl request_schema PromptType TextPrompt TokensPrompt __version__ __version_tuple__
+    hookimpl request_schema ChoiceOutput GrammarProcessor PromptType TextPrompt TokensPrompt
+    __version__ __version_tuple__
     """.split()
 )
 ELSEWHERE = ["StructuredOutputsParams", "RepetitionDetectionParams", "BeamSearchParams",

@@ -84,7 +84,7 @@ def find_cut(gmax, wanted):
 
 @triton.jit
 def numbered(chosen):
-    """Return a number from 0 on for each entry that is 1 in int32 [n, m], and how many there are."""
+    """Number the entries of int32 [n, m] that are 1, from 0 on; return how many there are too."""
     within = tl.cumsum(chosen, 1)
     of_row = tl.sum(chosen, 1)
     ends = tl.cumsum(of_row, 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,10 +15,11 @@ from starlette.responses import Response
 
 from ...core.async_llm import AsyncLLM
 from ...core.errors import ValidationError
-from . import chat, completions, control, openapi, protocol, tokens
+from . import chat, completions, control, messages, openapi, protocol, tokens
 from .auth import Authorized
 from .errors import ApiError, as_api_error
 from .fields import IGNORED_HEADER, NO_EFFECT, NOTE_HEADER, sort_fields
+from .messages_body import CountRequest, MessagesRequest
 from .meters import Measured, Meters
 from .policy import make_policy
 from .settings import ServeSettings
@@ -33,7 +33,13 @@ CLIENT_GONE = 499  # nobody reads it; it stands in the metrics
 Handler = Callable[
     [ServerState, Request, Any, Mapping[str, Any], Mapping[str, str]], Awaitable[Response]
 ]
+Shape = Callable[[ApiError], dict[str, Any]]
 Plain = Callable[[ServerState, Request], Awaitable[Response]]
+
+
+def shape_of_error(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error as OpenAI has it."""
+    return error.body
 
 
 def build_app(engine: AsyncLLM, settings: ServeSettings | None = None) -> FastAPI:
@@ -55,7 +61,6 @@ def build_app(engine: AsyncLLM, settings: ServeSettings | None = None) -> FastAP
         redoc_url=None,
         openapi_url="/openapi.json" if is_shown else None,
         root_path=settings.root_path,
-        lifespan=_lifespan,
     )
     app.state.server = state
     _add_routes(app, state)
@@ -65,23 +70,21 @@ def build_app(engine: AsyncLLM, settings: ServeSettings | None = None) -> FastAP
     return app
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
-
-
 # --- routes ---------------------------------------------------------------------------------------
 
 
 def _add_routes(app: FastAPI, state: ServerState) -> None:
     post(app, "/inference/v1/generate", protocol.GenerateRequest, tokens.generate)
-    post(app, "/abort_requests", protocol.AbortRequest, tokens.abort)
     if not state.settings.tokens_only:
         post(app, "/v1/chat/completions", protocol.ChatRequest, chat.complete)
         post(app, "/v1/chat/completions/batch", protocol.BatchChatRequest, chat.batch)
         post(app, "/v1/chat/completions/render", protocol.ChatRequest, chat.render)
         post(app, "/v1/completions", protocol.CompletionRequest, completions.complete)
         post(app, "/v1/completions/render", protocol.CompletionRequest, completions.render)
+        post(app, "/v1/messages", MessagesRequest, messages.create, messages.error_body)
+        post(
+            app, "/v1/messages/count_tokens", CountRequest, messages.count, messages.error_body
+        )
         post(app, "/tokenize", protocol.TokenizeRequest, tokens.tokenize)
         post(app, "/detokenize", protocol.DetokenizeRequest, tokens.detokenize)
     plain(app, "GET", "/v1/models", control.models)
@@ -92,6 +95,13 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
     plain(app, "GET", "/version", control.version)
     if not state.settings.disable_log_stats:
         plain(app, "GET", "/metrics", control.metrics)
+    if state.settings.control_endpoints:
+        _add_control(app)
+
+
+def _add_control(app: FastAPI) -> None:
+    """Serve what is for the operator rather than for clients."""
+    post(app, "/abort_requests", protocol.AbortRequest, tokens.abort)
     plain(app, "GET", "/is_sleeping", control.is_sleeping)
     plain(app, "GET", "/is_paused", control.is_paused)
     plain(app, "POST", "/sleep", control.sleep)
@@ -101,8 +111,12 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
     plain(app, "POST", "/reset_prefix_cache", control.reset_prefix_cache)
 
 
-def post(app: FastAPI, path: str, model: type[BaseModel], handler: Handler) -> None:
+def post(
+    app: FastAPI, path: str, model: type[BaseModel], handler: Handler, shape: Shape = shape_of_error
+) -> None:
     """Serve POST `path`: the body is sorted, checked as `model`, and given to `handler`.
+
+    `shape` writes the bodies of errors.
 
     The handler gets the state, the request, the checked body, the body as it came, and headers for
     its answer.
@@ -123,7 +137,7 @@ def post(app: FastAPI, path: str, model: type[BaseModel], handler: Handler) -> N
         except ClientGone:
             return Response(status_code=CLIENT_GONE)
         except Exception as error:
-            return failure(error, told)
+            return failure(error, told, shape)
 
     endpoint.__doc__ = handler.__doc__
     app.add_api_route(path, endpoint, methods=["POST"], **openapi.of_post(path, model))
@@ -146,10 +160,12 @@ def plain(app: FastAPI, method: str, path: str, handler: Plain) -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def failure(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+def failure(
+    error: Exception, headers: Mapping[str, str] | None = None, shape: Shape = shape_of_error
+) -> Response:
     """Return the answer to a request that raised."""
     told = as_api_error(error)
-    return Json(told.body, told.status, headers)
+    return Json(shape(told), told.status, headers)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -30,9 +30,11 @@ class Authorized:
         if is_free or self._is_open(scope["path"]) or self._is_known(scope):
             await self.app(scope, receive, send)
             return
-        await Json({"error": "Unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})(
-            scope, receive, send
-        )
+        body: dict[str, Any] = {"error": "Unauthorized"}
+        if self._path(scope["path"]).startswith(KEY_HEADER_PATHS):
+            told = {"type": "authentication_error", "message": "Unauthorized"}
+            body = {"type": "error", "error": told}
+        await Json(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     def _path(self, path: str) -> str:
         return path.removeprefix(self.root_path) if self.root_path else path

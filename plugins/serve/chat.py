@@ -126,10 +126,12 @@ async def prepare(
     request: Request,
     body: ChatFields,
     conversations: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    prefix: str = PREFIX,
 ) -> ChatCall:
-    """Check everything and render the prompts; nothing runs yet."""
+    """Check everything and render the prompts; nothing runs yet. `prefix` begins the id."""
     model = state.model_named(body.model)
-    call_id = state.request_id(PREFIX, body.request_id, request.headers)
+    call_id = state.request_id(prefix, body.request_id, request.headers)
     tools = tooling(state, body)
     given = own_fields(body)
     if tools.constraint is not None:

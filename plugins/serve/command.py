@@ -10,7 +10,7 @@ from ...core.errors import ValidationError
 from ...core.hookspecs import hookimpl
 from ...core.stage import CommandSpec
 from .flags import BY_NAME, ENGINE_NAMES, command, json_of
-from .settings import ServeSettings, is_dev_mode, keys_of_environment
+from .settings import ServeSettings, keys_of_environment
 
 HELP = """Serve a model over HTTP, compatible with OpenAI's API.
 
@@ -75,7 +75,6 @@ def split(
     own.setdefault("api_key", keys_of_environment())
     settings = ServeSettings(
         **own,
-        dev_mode=is_dev_mode(),
         disable_log_stats=bool(values.get("disable_log_stats", False)),
     )
     if settings.tokens_only:

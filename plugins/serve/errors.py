@@ -11,7 +11,7 @@ from pydantic import ValidationError as BodyError
 from ...core.errors import EngineDeadError, ValidationError
 from ...core.param_rules import shown
 
-log = logging.getLogger("decodekit")
+log = logging.getLogger("decodekit.serve")
 
 TYPES = {
     400: "BadRequestError",

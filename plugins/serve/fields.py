@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from ...core.param_rules import shown
 from .errors import bad
 
-log = logging.getLogger("decodekit")
+log = logging.getLogger("decodekit.serve")
 
 IGNORED_HEADER = "X-Decodekit-Ignored"
 NOTE_HEADER = "X-Decodekit-Note"

@@ -137,6 +137,7 @@ SERVING = (
     Flag("return_tokens_as_token_ids", bool, 'Show tokens in log-probs as "token_id:N".'),
     Flag("enable_prompt_tokens_details", bool, "Tell the cached tokens in usage."),
     Flag("enable_force_include_usage", bool, "Tell usage on every event of every stream."),
+    Flag("control_endpoints", bool, "Serve /sleep, /pause and their kin; on unless said."),
     Flag("tokens_only", bool, "Serve token ids alone, without a tokenizer."),
     Flag("enable_log_requests", bool, "Log each request's prompt and parameters."),
     Flag("enable_log_outputs", bool, "Log each answer."),

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from . import schemas
+from .dialect_schemas import AnthropicError
 
 REF = "#/components/schemas/{model}"
 ERRORS = {
@@ -27,7 +28,7 @@ def of_post(path: str, model: type[BaseModel]) -> dict[str, Any]:
     told = schemas.ANSWERS.get(path)
     responses: dict[int | str, Any] = {200: _answer(told)}
     for status in ERRORS:
-        responses[status] = _error(status)
+        responses[status] = _error(status, path)
     return {
         "response_model": None,
         "response_class": Response,
@@ -85,8 +86,10 @@ def _answer(told: schemas.Answer | None) -> dict[str, Any]:
     return {"description": "The answer.", "content": content}
 
 
-def _error(status: int) -> dict[str, Any]:
-    model = schemas.Unauthorized if status == 401 else schemas.ErrorBody
+def _error(status: int, path: str = "") -> dict[str, Any]:
+    model: type[BaseModel] = schemas.Unauthorized if status == 401 else schemas.ErrorBody
+    if path.startswith("/v1/messages"):
+        model = AnthropicError
     return {
         "description": ERRORS[status],
         "content": {"application/json": {"schema": {"$ref": _ref(model)}}},

@@ -17,7 +17,7 @@ from .errors import ApiError, shutting_down
 from .prompts import Prompt
 from .state import ServerState
 
-log = logging.getLogger("decodekit")
+log = logging.getLogger("decodekit.serve")
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from ...core.stage import Kind
 from .errors import bad
 from .protocol import SAMPLING_FIELDS, Common, Sampling
 from .state import ServerState
-
-log = logging.getLogger("decodekit")
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 GENERATION_CONFIG = "generation_config"  # a layer of a plan's provenance

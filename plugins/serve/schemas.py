@@ -10,6 +10,8 @@ from pydantic.json_schema import models_json_schema
 from ...core.request_fields import FIELDS as REQUEST_FIELDS
 from ...core.request_fields import nullable
 from . import protocol
+from .dialect_schemas import AnthropicError, AnthropicMessage, CountedTokens
+from .messages_body import CountRequest, MessagesRequest
 
 
 class Answered(BaseModel):
@@ -226,6 +228,8 @@ ANSWERS: dict[str, Answer] = {
     "/v1/completions": Completion,
     "/v1/completions/render": (protocol.GenerateRequest,),
     "/inference/v1/generate": Generated,
+    "/v1/messages": AnthropicMessage,
+    "/v1/messages/count_tokens": CountedTokens,
     "/tokenize": Tokenized,
     "/detokenize": Detokenized,
     "/v1/models": ModelList,
@@ -237,7 +241,9 @@ ANSWERS: dict[str, Answer] = {
     "/pause": Status,
     "/resume": Status,
 }
-STREAMED: frozenset[type[BaseModel]] = frozenset({ChatCompletion, Completion, Generated})
+STREAMED: frozenset[type[BaseModel]] = frozenset(
+    {ChatCompletion, Completion, Generated, AnthropicMessage}
+)
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -277,6 +283,8 @@ BODIES: list[type[BaseModel]] = [
     protocol.BatchChatRequest,
     protocol.CompletionRequest,
     protocol.GenerateRequest,
+    MessagesRequest,
+    CountRequest,
     protocol.TokenizeRequest,
     protocol.DetokenizeRequest,
     protocol.AbortRequest,
@@ -287,7 +295,7 @@ def definitions(ref: str) -> dict[str, Any]:
     """Return the JSON Schema of every body and answer by name."""
     answers = [told[0] if isinstance(told, tuple) else told for told in ANSWERS.values()]
     models = {*BODIES, *(told for told in answers if isinstance(told, type))}
-    models |= {ErrorBody, Unauthorized}
+    models |= {ErrorBody, Unauthorized, AnthropicError}
     ordered = sorted(models, key=lambda model: model.__name__)
     _, schema = models_json_schema([(model, "validation") for model in ordered], ref_template=ref)
     found = dict(schema["$defs"])

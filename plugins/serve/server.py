@@ -20,7 +20,7 @@ from .app import build_app
 from .settings import ServeSettings
 from .state import ServerState
 
-log = logging.getLogger("decodekit")
+log = logging.getLogger("decodekit.serve")
 
 PORT = 8000
 AFTER_DRAIN = 5.0  # seconds in which the last errors are written
@@ -30,6 +30,8 @@ MOST_HEADER_BYTES = 4 * 2**20
 
 def serve(arguments: AsyncEngineArgs, settings: ServeSettings, listener: Mapping[str, Any]) -> None:
     """Load the model and serve it until a signal; everything is checked before it listens."""
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)  # requests, where asked, and fields without effect
     sock = listen(listener)
     try:
         engine = AsyncLLM.from_engine_args(arguments)

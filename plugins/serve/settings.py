@@ -11,7 +11,6 @@ from ...core.errors import ValidationError
 from ...core.param_rules import Rule, as_list, count, flag, mapping, one_of, real, text
 from ...core.structured_params import KnownKeywords, apply_rules
 
-DEV_VARIABLES = ("DECODEKIT_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
 KEY_VARIABLES = ("DECODEKIT_API_KEY", "VLLM_API_KEY")
 
 
@@ -51,7 +50,7 @@ class ServeSettings(KnownKeywords):
     max_log_len: int | None = None
     disable_log_stats: bool = False
     tokens_only: bool = False
-    dev_mode: bool = False
+    control_endpoints: bool = True  # sleep, pause, caches, abort
     drain_timeout: float = 30.0  # seconds for running requests after SIGTERM
     root_path: str = ""
     middleware: list[str] = field(default_factory=list)
@@ -94,11 +93,6 @@ def keys_of_environment(environ: Mapping[str, str] = os.environ) -> list[str]:
     return next(([environ[name]] for name in KEY_VARIABLES if environ.get(name)), [])
 
 
-def is_dev_mode(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether DECODEKIT_SERVER_DEV_MODE or VLLM_SERVER_DEV_MODE is 1."""
-    return any(environ.get(name) == "1" for name in DEV_VARIABLES)
-
-
 def _texts(name: str, *, optional: bool = False) -> Rule:
     one = text(name)
 
@@ -139,7 +133,7 @@ _FLAGS = (
     "enable_log_outputs",
     "disable_log_stats",
     "tokens_only",
-    "dev_mode",
+    "control_endpoints",
     "allow_credentials",
     "disable_fastapi_docs",
 )

@@ -68,6 +68,10 @@ class EventStream(Response):
         self.events = events
         self.owned = owned
 
+    def failure(self, error: Exception) -> bytes:
+        """Return the last events of a stream that fails."""
+        return event(as_api_error(error).body) + DONE
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with self.owned:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -89,6 +93,6 @@ class EventStream(Response):
             except OSError:  # the connection broke
                 return
             except Exception as error:
-                failure = event(as_api_error(error).body) + DONE
+                failure = self.failure(error)
                 await send({"type": "http.response.body", "body": failure, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -14,7 +14,7 @@ from .policy import Policy
 from .settings import ServeSettings
 
 MOST_ID_LETTERS = 256
-PREFIXES = ("chatcmpl-", "cmpl-")  # of the ids of answers
+PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")  # of the ids of answers
 
 
 @dataclass

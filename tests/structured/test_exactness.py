@@ -15,7 +15,9 @@ from decodekit.core.structured_params import StructuredOutputsParams
 from decodekit.structured.exactness import HONOURED, KINDS
 from decodekit.structured.guidance import GuidanceBackend
 from decodekit.structured.outlines import OutlinesBackend
+from decodekit.structured.schema_document import Document
 from decodekit.structured.spec import spec_of
+from decodekit.structured.validate import Validator
 from decodekit.structured.xgrammar import XGrammarBackend
 
 CORPUS = json.loads(
@@ -133,11 +135,14 @@ def backends(tiny: Vocabulary) -> Any:
     made["outlines"].close()
 
 
-def walk_in(program: Any, vocabulary: Vocabulary, text: bytes) -> bool:
-    """Whether the bytes of a text, one token each, are legal all the way, and then the end."""
+def walk_in(program: Any, vocabulary: Vocabulary, text: str) -> bool:
+    """Whether the text, in the tokenizer's spelling or byte by byte, is legal and may end."""
     single = {token: i for i, token in enumerate(vocabulary.tokens) if len(token) == 1}
-    matcher = program.matcher(vocabulary.eos_ids)
-    return all(matcher.accept(single[bytes([b])]) for b in text) and matcher.is_completed
+    for ids in (vocabulary.encode(text), [single[bytes([b])] for b in text.encode()]):
+        matcher = program.matcher(vocabulary.eos_ids)
+        if all(matcher.accept(token) for token in ids) and matcher.is_completed:
+            return True
+    return False
 
 
 def test_every_row_of_the_table_has_a_probe() -> None:
@@ -156,8 +161,8 @@ def test_a_backend_is_exact_where_the_table_says_so(
     assert bool(suited.refusals) is (name not in HONOURED[row])
     if not suited.refusals:
         program = backends[name].compile(suited.spec)
-        assert [text for text in right if not walk_in(program, tiny, text.encode())] == []
-        assert [text for text in wrong if walk_in(program, tiny, text.encode())] == []
+        assert [text for text in right if not walk_in(program, tiny, text)] == []
+        assert [text for text in wrong if walk_in(program, tiny, text)] == []
 
 
 def random_text(program: Any, vocabulary: Vocabulary, rng: random.Random) -> bytes | None:
@@ -180,24 +185,41 @@ def random_text(program: Any, vocabulary: Vocabulary, rng: random.Random) -> byt
     return None
 
 
+def is_small(text: str) -> bool:
+    return len(text) < 1_500
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BACKENDS)
-def test_random_walks_end_in_valid_documents(name: str, backends: Any, tiny: Vocabulary) -> None:
-    schemas, walks = 0, 0
-    for title, entry in list(CORPUS.items())[::3]:
+@pytest.mark.parametrize(
+    ("name", "stride", "walks", "schemas"),
+    [("guidance", 3, 19, 60), ("xgrammar", 7, 6, 20), ("outlines", 9, 4, 5)],
+)
+def test_random_walks_end_in_valid_documents(
+    name: str, stride: int, walks: int, schemas: int, backends: Any, tiny: Vocabulary
+) -> None:
+    tried, ended = 0, 0
+    for title, entry in list(CORPUS.items())[::stride]:
         schema = entry["schema"]
         asked = schema if isinstance(schema, dict) else json.dumps(schema)
         suited = backends[name].suit(spec_of(StructuredOutputsParams(json=asked)))
-        if suited.refusals or len(suited.spec.text) > 9_000:
-            continue
+        if suited.refusals or (name == "outlines" and not is_small(suited.spec.text)):
+            continue  # outlines takes seconds for a long expression
         program = backends[name].compile(suited.spec)
-        kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        validator = kind(schema, format_checker=FORMATS)
-        schemas += 1
-        for number in range(22):
+        validator = Validator(Document(schema))
+        tried += 1
+        for number in range(walks):
             text = random_text(program, tiny, random.Random(f"{title} {number}"))
-            if text is not None and "multipleOf" not in suited.spec.text:
-                walks += 1
-                assert validator.is_valid(json.loads(text)), (title, text)
-    assert schemas >= 30
-    assert walks >= 500
+            if text is not None:
+                ended += 1
+                assert is_valid(schema, text), (title, text)
+                assert validator.valid(json.loads(text)), (title, text)
+    assert tried >= schemas
+    assert ended >= 0.9 * tried * walks
+
+
+def is_valid(schema: Any, text: bytes) -> bool:
+    """What jsonschema says; it divides floats, so multiples are left to the exact validator."""
+    if "multipleOf" in json.dumps(schema):
+        return True
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    return bool(kind(schema, format_checker=FORMATS).is_valid(json.loads(text)))

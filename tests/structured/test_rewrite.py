@@ -90,6 +90,11 @@ def root(rng: random.Random) -> Any:
     return {**({"$defs": {name: schema(rng, 2, defs) for name in defs}} if defs else {}), **made}
 
 
+def pythonic(made: Any) -> Any:
+    """The same schema for Python's `re`, whose `$` also stands before a last line end."""
+    return json.loads(json.dumps(made).replace(')$"', ')\\\\Z"'))
+
+
 def both(made: Any) -> tuple[Any, Any, bool] | None:
     """A validator of the schema, one of its normal form, and whether that is all of it."""
     try:
@@ -97,7 +102,7 @@ def both(made: Any) -> tuple[Any, Any, bool] | None:
     except ValidationError:
         return None
     one = jsonschema.Draft202012Validator(made, format_checker=FORMATS)
-    other = jsonschema.Draft202012Validator(printed_schema(normal))
+    other = jsonschema.Draft202012Validator(pythonic(printed_schema(normal)))
     return one, other, not normal.refusals
 
 
@@ -136,7 +141,7 @@ def test_a_real_schema_keeps_its_documents(name: str) -> None:
     entry = CORPUS[name]
     document = Document(entry["schema"])
     normal = normal_form(json.dumps(entry["schema"]))
-    printed_again = Validator(Document(printed_schema(normal)))
+    printed_again = Validator(Document(pythonic(printed_schema(normal))))
 
     for text in entry["valid"]:
         assert Validator(document).valid(loads(text)), text

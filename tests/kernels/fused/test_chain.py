@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decodekit import SamplingParams
 from decodekit.core.chain import ChainRunner
-from decodekit.core.fused import FusedChains, kernels_of
+from decodekit.core.fused import FusedChains
 from decodekit.core.plan import Plan, Planner
 from decodekit.core.registry import Registry
 from decodekit.kernels.dispatch import FusedChain

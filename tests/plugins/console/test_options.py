@@ -23,7 +23,7 @@ from .conftest import Decodekit, write_model
 
 # Options that stand for another field, or for several.
 OF_ENGINE = {"no_plugin_autoload", "no_fusion", "engine_json", "log_level"}
-OF_SAMPLING = {"request_seed", "params_json"}
+OF_SAMPLING = {"request_seed", "params_json", "json_schema", "regex", "choice"}
 
 
 def names(group: object) -> set[str]:
@@ -155,3 +155,23 @@ def test_the_models_defaults_hold_unless_the_user_or_a_chain_says_otherwise(
     assert list(order("--chain", "top_k=5")) == ["top_k", "race"]
     assert order("--chain", "top_k=5,top_p")["top_p"]["p"] == 0.8  # type: ignore[index]
     assert "top_p" not in order("--generation-config", "vllm")
+
+
+def test_the_options_of_an_answer_are_one_constraint(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema), encoding="utf-8")
+
+    for given in (str(path), json.dumps(schema)):
+        assert Sampling.of_options({"json_schema": given}).fields["structured_outputs"] == {
+            "json": schema
+        }
+    assert Sampling.of_options({"choice": ["a", "b"]}).fields["structured_outputs"] == {
+        "choice": ["a", "b"]
+    }
+    with pytest.raises(ValidationError, match="got regex and choice"):
+        Sampling.of_options({"choice": ["a", "b"], "regex": "a"})
+    with pytest.raises(ValidationError, match="--json-schema cannot read"):
+        Sampling.of_options({"json_schema": str(tmp_path / "no.json")})
+    with pytest.raises(ValidationError, match="--json-schema is not valid JSON"):
+        Sampling.of_options({"json_schema": "{"})

@@ -118,3 +118,11 @@ def test_a_dead_engine_is_told_by_health_and_by_answers(serve: Any) -> None:
     assert answer.json()["error"]["type"] == "InternalServerError"
     server._thread.join(10)
     assert server.server.is_engine_dead
+
+
+def test_the_control_endpoints_can_be_taken_away(serve: Any) -> None:
+    server = serve(control_endpoints=False)
+
+    for path in ("/sleep", "/pause", "/abort_requests", "/reset_prefix_cache"):
+        assert httpx.post(server.url + path).status_code == 404
+    assert httpx.post(f"{server.url}/v1/completions", json=BODY).status_code == 200

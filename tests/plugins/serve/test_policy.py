@@ -160,3 +160,18 @@ def test_usage_and_ids_are_told_where_the_server_says_so(serve: Any) -> None:
     assert answer.headers["X-Request-Id"] == "mine"
     lines = [line for line in answer.text.split("\n") if line.startswith("data: {")]
     assert all('"usage":{' in line and '"id":"chatcmpl-mine"' in line for line in lines)
+
+
+def test_requests_and_answers_are_logged_where_asked(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "decodekit.serve")
+    server = serve(enable_log_requests=True, enable_log_outputs=True, max_log_len=3)
+    body = {"prompt": "secrets", "max_tokens": 9, "flux_capacity": 1, "ignore_eos": True}
+    answer = httpx.post(server.url + COMPLETIONS, json=body).json()
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("flux_capacity" in line for line in lines)
+    assert any(f"request {answer['id']}: prompt 'sec'" in line for line in lines)
+    [told] = [line for line in lines if line.startswith("answer")]
+    assert repr([answer["choices"][0]["text"][:3]]) in told
