@@ -172,9 +172,7 @@ ENGINE_ARGUMENTS: tuple[Absent, ...] = (
     _arg("batch_invariant", False, instead="run requests one at a time (max_num_seqs=1)"),
 )
 
-REQUEST_FIELDS: tuple[Absent, ...] = (
-    _field("stops", None, (), [], instead="use stop or stop_token_ids"),
-)
+REQUEST_FIELDS: tuple[Absent, ...] = ()
 
 CALL_ARGUMENTS: tuple[Absent, ...] = tuple(
     Absent(CALL_ARGUMENT, name, instead, other_than(None, *neutral))
@@ -225,7 +223,6 @@ PROMPT_KEYS: tuple[Absent, ...] = _rows(
 )
 COMMANDS: tuple[Absent, ...] = (
     *_rows(COMMAND, "use `decodekit generate` for files", "run-batch"),
-    *_rows(COMMAND, "run benchmarks/cpu_vs_transformers.py", "bench"),
     *_rows(COMMAND, "use `decodekit generate`", "complete"),
     *_rows(COMMAND, "use `decodekit doctor`", "collect-env"),
     *_rows(COMMAND, None, "launch"),

@@ -25,7 +25,7 @@ Points = Mapping[Point, str]  # each with the observer that reads it; hashable
 class BoundStop(NamedTuple):
     """The check of one stop for one request."""
 
-    check: Checker
+    check: Any  # a Checker; a TextStop where bound, which the plan keeps apart
     respects_min_tokens: bool  # not asked before min_tokens
     name: str
 
@@ -35,12 +35,14 @@ def bind_stops(
 ) -> tuple[BoundStop, ...]:
     """Return the checks that this request asks for, in order."""
     stops: Iterable[Stop] = installed
+    wishes: dict[str, list[StageParams]] = {}
     if params.stops:
-        own = _objects(params.stops, "stop", Stop, {stop.name for stop in installed})
+        wishes = _wishes(params.stops, {stop.name: stop for stop in installed}, "stop")
+        own = [stop for stop in params.stops if isinstance(stop, Stop)]
         stops = sorted([*installed, *own], key=lambda stop: (stop.rank, stop.name))
     checks: list[BoundStop] = []
-    for stop in stops:
-        check = _bound("stop", stop, context)
+    for stop, wish in [(stop, wish) for stop in stops for wish in wishes.get(stop.name, [None])]:
+        check = _bound("stop", stop, context if wish is None else replace(context, wish=wish))
         if check is not None:
             checks.append(BoundStop(check, stop.respects_min_tokens, stop.name))
     return tuple(checks)
@@ -51,14 +53,15 @@ def bind_observers(
 ) -> tuple[tuple[Observer, Hashable], ...]:
     """Return the observers that this request asks for, each with its order."""
     observers: Iterable[Observer] = installed
-    wishes: dict[str, StageParams] = {}
+    wishes: dict[str, list[StageParams]] = {}
     if params.observers:
-        wishes = _wishes(params.observers, {observer.name: observer for observer in installed})
+        known = {observer.name: observer for observer in installed}
+        wishes = _wishes(params.observers, known, "observer")
         observers = [*installed, *(own for own in params.observers if isinstance(own, Observer))]
     orders: list[tuple[Observer, Hashable]] = []
     for observer in observers:
         wish = wishes.get(observer.name)
-        own = context if wish is None else replace(context, wish=wish)
+        own = context if wish is None else replace(context, wish=wish[-1])
         order = _bound("observer", observer, own)
         if order is not None:
             orders.append((observer, order))
@@ -114,27 +117,36 @@ def refuse_unknown_points(
         )
 
 
-def _wishes(entries: Sequence[Any], installed: Mapping[str, Observer]) -> dict[str, StageParams]:
-    """Return the parameters of each observer that `entries` name, checked."""
-    wishes: dict[str, StageParams] = {}
+def _wishes(
+    entries: Sequence[Any], installed: Mapping[str, Stop] | Mapping[str, Observer], kind: str
+) -> dict[str, list[StageParams]]:
+    """Return the parameters of each stop or observer that `entries` name, checked, in order."""
+    wishes: dict[str, list[StageParams]] = {}
     for entry in entries:
-        if isinstance(entry, Observer):
+        if isinstance(entry, Stop | Observer):
             continue
-        given = dict(entry) if isinstance(entry, Mapping) else {"observer": entry}
-        name = given.pop("observer")
+        given = dict(entry) if isinstance(entry, Mapping) else {kind: entry}
+        name = given.pop(kind)
         if name not in installed:
             hint = did_you_mean(str(name), installed)
-            raise ValidationError(
-                f"unknown observer {name!r}{hint}", parameter="observers", value=name
-            )
+            raise ValidationError(f"unknown {kind} {name!r}{hint}", parameter=f"{kind}s", value=name)
+        model = installed[name].Params
+        for key in given:
+            if key not in model.model_fields:
+                hint = did_you_mean(key, model.model_fields)
+                raise ValidationError(
+                    f"{kind} {name!r} has no parameter {key!r}{hint}",
+                    parameter=f"{kind}s",
+                    value=entry,
+                )
         try:
-            wishes[name] = installed[name].Params(**given)
+            wishes.setdefault(name, []).append(model(**given))
         except PydanticError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise ValidationError(
-                f"observer {name!r} cannot take {place}={first['input']!r}: {first['msg']}",
-                parameter="observers",
+                f"{kind} {name!r} cannot take {place}={first['input']!r}: {first['msg']}",
+                parameter=f"{kind}s",
                 value=first["input"],
             ) from None
     return wishes
@@ -173,27 +185,3 @@ def _bound(kind: str, plugin: Stop | Observer, context: BindContext) -> Any:
             f"{kind} {plugin.name!r} cannot be bound: {type(error).__name__}: {error}",
             parameter=f"{kind}s",
         ) from error
-
-
-def _objects(entries: Sequence[Any], kind: str, base: type, known: set[str]) -> list[Any]:
-    """Return the objects among a request's own stops or observers; names must be installed ones.
-
-    An installed one is asked for every request, so that naming it adds nothing.
-    """
-    own = []
-    for entry in entries:
-        if isinstance(entry, base):
-            own.append(entry)
-            continue
-        name = entry.get(kind) if isinstance(entry, Mapping) else entry
-        if name not in known:
-            hint = did_you_mean(str(name), known)
-            raise ValidationError(
-                f"unknown {kind} {name!r}{hint}", parameter=f"{kind}s", value=name
-            )
-        if isinstance(entry, Mapping) and len(entry) > 1:
-            extra = next(key for key in entry if key != kind)
-            raise ValidationError(
-                f"{kind} {name!r} has no parameter {extra!r}", parameter=f"{kind}s", value=entry
-            )
-    return own

@@ -322,12 +322,13 @@ class ChainRunner:
             whole = len(members) == len(sequences)
             own = sequences if whole else [sequences[row] for row in members]
             group = self._group(program, own, live)
-            kernels = self.fused.chain_of(program, logits) if self.fused is not None else None
-            if self.fused is not None and kernels is not None:
+            if self.fused is not None:
                 handed = Group(program, group.rows, group.views)
-                started = self.fused.launch(kernels, handed, logits, members)
-                launched.append(_Launched(group, members, started))
-                continue
+                kernels = self.fused.chain_of(handed, logits)
+                if kernels is not None:
+                    started = self.fused.launch(kernels, handed, logits, members)
+                    launched.append(_Launched(group, members, started))
+                    continue
             part = logits if whole else logits[members]
             tasks.append(self._run_group(group, part, members, result))
         scores: dict[int, float] = {}

@@ -12,6 +12,7 @@ from copy import copy
 from typing import NamedTuple
 
 from .spelling import REPLACEMENT
+from .stage import TextStop
 from .tokenizer import Tokenizer
 
 _CONTEXT = 8  # prompt or context tokens looked at; four suffice for one UTF-8 character
@@ -194,12 +195,18 @@ class StopMatcher:
         stops: Sequence[str],
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        text_stops: Sequence[TextStop] = (),
     ) -> None:
         self.stops = tuple(stops)
         self.include = include_stop_str_in_output
         self.min_tokens = min_tokens
+        self._text_stops = tuple(text_stops)
+        self.is_needed = bool(self.stops or self._text_stops)
         self._overlap = max((len(stop) for stop in self.stops), default=1) - 1
         self.held_back = 0 if self.include else self._overlap
+        for rule in self._text_stops:
+            self._overlap = max(self._overlap, rule.span - 1)
+            self.held_back = max(self.held_back, 0 if rule.include else rule.span - 1)
         self._tail = ""  # the last characters that a match may begin in
         self._length = 0  # of the text so far
 
@@ -207,17 +214,24 @@ class StopMatcher:
         """Take the text that output token number `num_tokens` (1 for the first) added, or ""."""
         start = self._length - len(self._tail)
         self._length += len(text)
-        if num_tokens <= self.min_tokens or not self.stops or not text:
+        if num_tokens <= self.min_tokens or not self.is_needed or not text:
             return None
         window = self._tail + text
         self._tail = window[-self._overlap :] if self._overlap else ""
         best, position = None, len(window)
+        hit: StopHit | None = None
         for stop in self.stops:
             found = window.find(stop, 0, position + len(stop))
             if 0 <= found < position:
                 best, position = stop, found
+        for rule in self._text_stops:
+            place = rule.find(window, 0)
+            if place is not None and place[0] < position:
+                position = place[0]
+                best = None
+                hit = StopHit(rule.detail, start + place[rule.include], num_tokens)
         if best is None:
-            return None
+            return hit
         end = start + position + (len(best) if self.include else 0)
         return StopHit(best, end, num_tokens)
 
@@ -251,6 +265,7 @@ class TextStream:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         num_hidden: int = 0,
+        text_stops: Sequence[TextStop] = (),
     ) -> None:
         assert tokenizer is not None or not stops, "stop strings need text"
         self._num_hidden = num_hidden  # first characters that are not part of it
@@ -260,7 +275,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         self._special_stops: dict[int, str] = {}
-        self._matcher = StopMatcher(stops, include_stop_str_in_output, min_tokens)
+        self._matcher = StopMatcher(stops, include_stop_str_in_output, min_tokens, text_stops)
         if tokenizer is not None:
             self._detokenizer = Detokenizer(
                 tokenizer,
@@ -296,7 +311,7 @@ class TextStream:
                 self._num_hidden -= hidden
             if text:
                 self._append(text)
-            hit = self._matcher.feed(text, self.num_tokens) if self._matcher.stops else None
+            hit = self._matcher.feed(text, self.num_tokens) if self._matcher.is_needed else None
             if hit is None and token_id in self._special_stops:
                 hit = self._special_hit(token_id)
             if hit is not None:

@@ -382,14 +382,16 @@ class LLMEngine:
         """Write a token down; what an observer, a stop or the text raises ends this sequence."""
         position = len(sequence.output_ids)
         sequence.output_ids.append(token)
-        undo = sequence.undo
+        undo, before = sequence.undo, sequence.score
+        sequence.score += score
         if undo is not None:
-            undo.push(measured, sequence.score)
+            undo.push(measured, before)
             measured = ()
         try:
             verdict = self._written(sequence, token, measured)
         except BaseException as error:
             del sequence.output_ids[position:]
+            sequence.score = before
             if undo is not None:
                 undo.steps.pop()
             self._break(sequence, error)
@@ -397,7 +399,6 @@ class LLMEngine:
                 raise
             return
         self._num_generated += 1
-        sequence.score += score
         metrics = sequence.request.metrics
         if metrics is not None:
             collect.note_token(metrics, time.monotonic() if now is None else now)

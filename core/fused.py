@@ -17,9 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.dispatch import Batch, Bits, FusedChain, History, Result, Sparse
+from ..kernels.dispatch import (
+    Batch,
+    Bits,
+    FusedChain,
+    History,
+    ListClass,
+    Result,
+    Sparse,
+    list_class,
+)
 from ..kernels.lang import HAS_TRITON
 from ..kernels.program import HISTORY_NAMES, Outputs, Picker, Step, StepForm, argument_names, step
+from ..kernels.price import lint
 from ..kernels.program import Program as Kernels
 from ..kernels.reference.noise import purpose_of
 from .batch import Rows, RowView
@@ -68,7 +78,7 @@ class FusedChains:
         self.vocab_size = vocab_size
         self.tokenizer_size = tokenizer_size
         self.waits = os.environ.get("DECODEKIT_FUSED") == "wait"
-        self._states: dict[tuple[int, torch.dtype], _State] = {}
+        self._states: dict[tuple[int, torch.dtype, ListClass], _State] = {}
         self._programs: list[Program] = []  # keeps their identities taken
 
     @classmethod
@@ -77,12 +87,13 @@ class FusedChains:
         wanted = os.environ.get("DECODEKIT_FUSED") != "0"
         return wanted and HAS_TRITON and device.type == "cuda"
 
-    def chain_of(self, program: Program, logits: Tensor) -> FusedChain | None:
-        """Return the kernels of a program if they are ready; a first call begins to build them."""
-        key = (id(program), logits.dtype)
+    def chain_of(self, group: Group, logits: Tensor) -> FusedChain | None:
+        """Return the kernels of a group if they are ready; a first call begins to build them."""
+        longest = _longest(group)
+        key = (id(group.program), logits.dtype, list_class(longest))
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = self._begin(program, logits)
+            state = self._states[key] = self._begin(group.program, logits, longest)
         if self.waits and state.chain is not None:
             state.ready.wait()
         return state.chain if state.ready.is_set() and not state.reason else None
@@ -115,10 +126,7 @@ class FusedChains:
                 bits[place] = _bits(element.stage, view)
         columns = {name: self.table.column(*name) for name in chain.columns}
         history = _history(self.table) if group.program.needs_seen else None
-        longest = rows.cache.get("fused_longest")
-        if longest is None:
-            longest = rows.cache["fused_longest"] = _longest(group)
-        return chain.run(logits, batch, columns, history, sparse, bits, longest)
+        return chain.run(logits, batch, columns, history, sparse, bits, _longest(group))
 
     def read(self, result: Result) -> Outcome:
         """Wait for the kernels and return what they chose."""
@@ -136,26 +144,27 @@ class FusedChains:
         same = len(members) == num_lines
         return Batch(cached[1], cached[2], rows.keys, positions, rows.branches, same)
 
-    def _begin(self, program: Program, logits: Tensor) -> _State:
+    def _begin(self, program: Program, logits: Tensor, longest: int) -> _State:
         self._programs.append(program)
         made = kernels_of(program)
         if isinstance(made, str) or logits.dtype not in DTYPES or logits.stride(1) != 1:
             return _State(None, made if isinstance(made, str) else "the logits have another form")
         chain = FusedChain(made, self.tokenizer_size, self.tokenizer_size, self.table.device)
         state = _State(chain)
-        like = torch.zeros(1, logits.stride(0), dtype=logits.dtype, device=logits.device)
-        job = threading.Thread(target=self._build, args=(state, made, like), daemon=True)
+        shape = (READY_FOR[-1], logits.stride(0))
+        like = torch.zeros(shape, dtype=logits.dtype, device=logits.device)
+        job = threading.Thread(target=self._build, args=(state, made, like, longest), daemon=True)
         job.start()
         return state
 
-    def _build(self, state: _State, made: Kernels, like: Tensor) -> None:
+    def _build(self, state: _State, made: Kernels, like: Tensor, longest: int) -> None:
         """Run the kernels of each shape once, on rows of zeros."""
         try:
             twin = FusedChain(made, self.tokenizer_size, self.tokenizer_size, self.table.device)
             if self.table.device.type == "cuda":
                 with torch.cuda.stream(torch.cuda.Stream(self.table.device)):
                     for count in READY_FOR:
-                        _run_once(twin, like, count, self.table)
+                        _run_once(twin, like, count, self.table, longest)
                     torch.cuda.current_stream(self.table.device).synchronize()
         except Exception as error:
             state.reason = f"{type(error).__name__}: {error}"
@@ -185,6 +194,12 @@ def kernels_of(program: Program) -> Kernels | str:
         pick_instance=picker.instance,
         pick_purpose=_signed(purpose_of(picker.instance)),
     )
+
+
+def fusion_note(program: Program) -> str:
+    """Return why the stages of a program run one by one on a GPU; empty if they are fused."""
+    made = kernels_of(program)
+    return f"not fused on the GPU: {made}" if isinstance(made, str) else ""
 
 
 def _blocked(program: Program) -> str:
@@ -227,6 +242,10 @@ def _step(element: Element) -> Step | str:
     if kernel is None:
         return f"the stage {stage.name!r} has no kernel with these parameters"
     is_cut = isinstance(stage, CutStage)
+    if element.guarded and not is_cut:
+        found = lint(kernel)
+        if found:
+            return f"the kernel of the stage {stage.name!r} breaks its contract: {found[0]}"
     names = argument_names(kernel)
     pure = not {"seen", "in_prompt", "count", "ids"} & set(names)
     return step(
@@ -247,12 +266,16 @@ def _signed(purpose: int) -> int:
 
 def _longest(group: Group) -> int:
     """Return the largest number of tokens that a truncation of these rows asks to keep."""
-    found = [0]
-    for element in group.program.elements:
-        if isinstance(element.stage, CutStage):
-            hint: Callable[[Any], int | None] = element.stage.list_hint
-            found += [hint(params) or 0 for params in group.views[element.index].params]
-    return max(found)
+    found = group.rows.cache.get("fused_longest")
+    if found is None:
+        found = 0
+        for element in group.program.elements:
+            if isinstance(element.stage, CutStage):
+                hint: Callable[[Any], int | None] = element.stage.list_hint
+                views = group.views[element.index].params
+                found = max([found, *(hint(params) or 0 for params in views)])
+        group.rows.cache["fused_longest"] = found
+    return int(found)
 
 
 def _history(table: SlotTable) -> History:
@@ -282,7 +305,7 @@ def _bits(stage: Any, view: RowView) -> Bits:
     return view.cached("fused_bits", build)
 
 
-def _run_once(twin: FusedChain, like: Tensor, count: int, table: SlotTable) -> None:
+def _run_once(twin: FusedChain, like: Tensor, count: int, table: SlotTable, longest: int) -> None:
     device = table.device
     zeros = torch.zeros(count, dtype=torch.int64, device=device)
     sparse = Sparse(
@@ -301,10 +324,11 @@ def _run_once(twin: FusedChain, like: Tensor, count: int, table: SlotTable) -> N
         # Without a slot a row is left alone.
         slots = zeros.int() if same else zeros.int() - 1
         twin.run(
-            like.expand(count, -1),
+            like[:count],
             Batch(zeros.int(), slots, zeros, zeros, zeros, same),
             columns,
             _history(table),
             dict.fromkeys(places, sparse),
             dict.fromkeys(places, bits),
+            longest,
         )

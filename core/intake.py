@@ -274,7 +274,7 @@ class Intake:
                 value=name,
             )
         most = self.parts.config.max_num_seqs
-        if driver.width > most:
+        if driver.kind.chooses and driver.width > most:
             raise ValidationError(
                 f"driver {name!r} wants {driver.width} sequences at once, and the engine runs at "
                 f"most max_num_seqs={most}",
@@ -329,6 +329,7 @@ class Intake:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             num_hidden=self._num_hidden(request),
+            text_stops=request.plan.text_stops,
         )
         if request.plan.driver is not None and request.plan.driver.kind.rewinds:
             sequence.undo = Undo(sequence.text)

@@ -29,12 +29,14 @@ from .draft import Draft, chain_key, draft_chain
 from .drive_binding import BoundDriver, bind_driver
 from .driver_stages import with_own
 from .errors import ChainError, ValidationError, did_you_mean
+from .fused import FusedChains, fusion_note
 from .order import Order, soft_violations
 from .plan_report import DroppedStep, PlanReport, PlanStep
 from .plan_text import changes, describe, shown_values
+from .program import compile_program
 from .request_params import FrozenDict
 from .review import Advice, Review, with_notes
-from .stage import After, BindContext, Need, Observer, Profile, Stage, Tap
+from .stage import After, BindContext, Need, Observer, Profile, Stage, Tap, TextStop
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +83,7 @@ class Plan:
     pending: tuple[Future[Any], ...] = ()  # what must be done before the request runs
     advice: tuple[Advice, ...] = ()  # of the plan's review
     driver: BoundDriver | None = None
+    text_stops: tuple[TextStop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ class Planner:
         self._orders: dict[str, Order] = {}
         self._generation = registry.generation
         self._lock = Lock()
+        self._fuses = FusedChains.possible(device)
+        self._fusion_notes: dict[int, str] = {}  # by key
         self._review = Review() if plan_review else None
         self._profile_of(None)
 
@@ -193,11 +198,11 @@ class Planner:
         advice: tuple[Advice, ...] = ()
         if self._review is not None and params.plan_review:
             advice = self._review.advise(self.registry.reviewers, chain.report, params)
-        return Plan(
+        plan = Plan(
             chain.entries,
             key,
             observers,
-            stops,
+            tuple(stop for stop in stops if not isinstance(stop.check, TextStop)),
             with_notes(_driven(chain.report, driver), params, advice),
             chain.needs,
             chain.stateful,
@@ -207,7 +212,18 @@ class Planner:
             chain.pending,
             advice,
             driver,
+            tuple(stop.check for stop in stops if isinstance(stop.check, TextStop)),
         )
+        return self._with_fusion(plan) if self._fuses else plan
+
+    def _with_fusion(self, plan: Plan) -> Plan:
+        """Note why the stages of a plan run one by one, if they do."""
+        note = self._fusion_notes.get(plan.key)
+        if note is None:
+            note = self._fusion_notes[plan.key] = fusion_note(compile_program(plan))
+        if not note:
+            return plan
+        return replace(plan, report=replace(plan.report, notes=(*plan.report.notes, note)))
 
     def explain(
         self, params: RequestParams, *, provenance: Mapping[str, str] | None = None

@@ -167,7 +167,7 @@ FIELDS: dict[str, Row] = {
             "anyOf": [
                 {"const": False},
                 {"type": "string", "minLength": 1},
-                {"type": "object"},
+                {"type": "object", "minProperties": 1},
             ]
         },
         "What guesses tokens ahead, with its settings; false for nothing.",

@@ -76,6 +76,7 @@ class Runner:
                     position = len(sequence.output_ids)
                     drafted[sequence] = Drafted(len(further_rows), sequence.draft, position)
                     further_rows += range(start - extra, start)
+                sequence.draft = ()
             sequence.num_computed = done
         if not sampled:
             return StepOutcome([], StepResult([]), broken)

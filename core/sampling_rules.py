@@ -328,9 +328,10 @@ def _speculation(value: Any) -> Any:
     allowed = 'None, False, a method\'s name or a dict {"method": name, ...}'
     if value is None or value is False or (isinstance(value, str) and value):
         return value
-    if not isinstance(value, Mapping):
+    is_named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if not is_named and not isinstance(value, str):
         refuse_type("speculation", value, allowed)
-    if not all(isinstance(key, str) for key in value):
+    if not value:
         refuse("speculation", value, allowed)
     return value
 

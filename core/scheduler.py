@@ -202,10 +202,9 @@ class Scheduler:
             start = sequence.num_computed + count
             num = min(len(sequence.draft), budget, rows) if start == sequence.num_tokens else 0
             need = self.pool.blocks_for(start + num) - len(sequence.blocks)
-            blocks = self.pool.allocate(need) if need > 0 else []
-            if blocks is None:
-                num = max(min(num, len(sequence.blocks) * self.pool.block_size - start), 0)
-            sequence.blocks += blocks or []
+            if need > 0:
+                sequence.blocks += self.pool.allocate(min(need, self.pool.num_free)) or []
+                num = min(num, len(sequence.blocks) * self.pool.block_size - start)
             sequence.draft = sequence.draft[:num]
             step.work[place] = (sequence, count + num)
             budget -= num

@@ -246,9 +246,8 @@ class Speculation:
         groups: dict[int, list[tuple[TokenSequence, Ask]]] = {}
         for sequence in sequences:
             bound: BoundProposer | None = sequence.request.speculation
-            if bound is None:
+            if bound is None or sequence.draft:  # a driver knows better
                 continue
-            sequence.draft = ()
             if sequence.status is not Status.RUNNING or sequence.is_pending:
                 continue
             guesser = sequence.guesser or self._start(bound, sequence)

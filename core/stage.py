@@ -397,18 +397,49 @@ class SequenceView(Protocol):
     def output_ids(self) -> Sequence[int]: ...
 
 
+    @property
+    def branch(self) -> int: ...
+    @property
+    def score(self) -> float:
+        """Sum of its tokens' log-probabilities before every stage."""
+        ...
+
+
 Checker = Callable[[SequenceView], "Verdict | None"]
 
 
+@dataclass(frozen=True, slots=True)
+class TextStop:
+    """A stop that looks at the text, as stop strings do; `detail` becomes the stop_reason.
+
+    `find(text, start)` returns the place (first, end) of the first match that begins at `start` or
+    later, or None. No match may be longer than `span` characters, which a stream withholds. The
+    text ends before the match, or after it where `include` is set. What the first `min_tokens`
+    tokens wrote is never part of a match.
+    """
+
+    find: Callable[[str, int], tuple[int, int] | None]
+    detail: str
+    span: int
+    include: bool = False
+
+
 class Stop:
-    """A reason to end a sequence. `bind` returns the check of one request, or None."""
+    """A reason to end a sequence. `bind` returns the check of one request, or None.
+
+    Installed ones are asked for every request. A request names those of `Params` in `stops`
+    ({"stop": name, ...}, which `bind` finds in `ctx.wish`), or gives objects.
+    """
 
     name: ClassVar[str] = ""
     rank: ClassVar[int] = 100  # the order of the checks, low first
     respects_min_tokens: ClassVar[bool] = True  # not asked before min_tokens
 
-    def bind(self, ctx: BindContext) -> Checker | None:
-        """Return a function called once after each accepted token, or None."""
+    class Params(StageParams):
+        """No parameters."""
+
+    def bind(self, ctx: BindContext) -> Checker | TextStop | None:
+        """Return a function called once after each accepted token, a TextStop, or None."""
         raise NotImplementedError(f"stop {self.name!r} does not implement bind")
 
 
@@ -503,7 +534,7 @@ class Observer:
     ) -> None:
         """Take note of a token that the request's driver took back, of which `record` never heard.
 
-        `position` is its place among the output's tokens.
+        `position` is its place among the output's tokens; of several the newest comes first.
         """
 
     def finish(self, record: Any, ending: Ending) -> None:

@@ -6,6 +6,7 @@ Each is a dataclass checked when it is made; an unknown keyword is refused with 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -208,18 +209,36 @@ def early_stopping(name: str, *, optional: bool = False) -> Rule:
 
 
 def structured_outputs(value: Any) -> StructuredOutputsParams | None:
-    """Normalise the field: the object, a dict of its fields, or a pydantic model class."""
+    """Normalise the field: the object, a dict of its fields, a model class, a type of outlines."""
     if value is None or isinstance(value, StructuredOutputsParams):
         return value
     if isinstance(value, dict):
         return StructuredOutputsParams(**value)
     if is_model_class(value):
         return StructuredOutputsParams(json=value)
+    if type(value).__module__ == "outlines.types.dsl":
+        return _from_outlines(value)
     refuse_type(
         "structured_outputs",
         value,
-        "a StructuredOutputsParams, a dict of its fields or a pydantic model class",
+        "a StructuredOutputsParams, a dict of its fields, a pydantic model class or one of the "
+        "types of outlines",
     )
+
+
+def _from_outlines(value: Any) -> StructuredOutputsParams:
+    """Read a term of outlines' types; its module is loaded, since the value came from there."""
+    kind = type(value).__name__
+    if kind == "JsonSchema":
+        pattern = value.whitespace_pattern
+        return StructuredOutputsParams(json=value.schema, whitespace_pattern=pattern)
+    if kind == "Regex":
+        return StructuredOutputsParams(regex=value.pattern)
+    if kind == "CFG":
+        return StructuredOutputsParams(grammar=value.definition)
+    if kind == "Choice" and all(isinstance(item, str) for item in value.items):
+        return StructuredOutputsParams(choice=list(value.items))
+    return StructuredOutputsParams(regex=sys.modules[type(value).__module__].to_regex(value))
 
 
 def repetition_detection(value: Any) -> RepetitionDetectionParams | None:

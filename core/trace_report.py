@@ -87,7 +87,7 @@ class TracePosition:
     num_rows: int  # rows that ran the chain together
     tokens: tuple[TokenPath, ...] = ()  # the chosen one first, then by the last probability
     parent: int = -1  # the position that it continues; -1 for the first
-    state: str = "kept"  # or "failed"
+    state: str = "kept"  # or "failed", or "rewound": taken back by a driver
     killers: bytes = field(default=b"", repr=False)  # a byte for each id, compressed
 
     def killer(self, token: int, points: tuple[str, ...]) -> str | None:
@@ -152,6 +152,7 @@ class Trace:
     top: int = 0  # how many of the best tokens were followed at each point
     error: str | None = None  # why the sequence failed
     notes: tuple[str, ...] = ()
+    rewound: tuple[TracePosition, ...] = ()  # taken back by a driver, the newest of a run first
     encode: Callable[[str], list[int]] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -209,6 +210,7 @@ class Trace:
             "error": self.error,
             "notes": list(self.notes),
             "positions": [position.to_dict() for position in self.positions],
+            "rewound": [position.to_dict() for position in self.rewound],
         }
 
     def __str__(self) -> str:

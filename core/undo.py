@@ -68,7 +68,7 @@ class Undo:
         """Forget the tokens after the first `keep`, in ids, score and text; tell observers."""
         first = keep - self.settled
         gone = self.steps[first:]
-        for place, step in enumerate(gone, start=keep):
+        for place, step in reversed(list(enumerate(gone, start=keep))):
             for number, values in step.measured:
                 observer = sequence.plan.observers[number][0]
                 with blaming(observer.name, "observer", place):

@@ -181,15 +181,17 @@ class Generator:
             else:
                 out.add(element_call(place, part, self.names, "y", "ids"))
         out.add("return y")
-        return f"@triton.jit\ndef {name}(y, ids, live, seen, count, in_prompt, {self.head_args()}):\n{out.text()}"
+        args = f"y, ids, live, seen, count, in_prompt, {self.head_args()}"
+        return f"@triton.jit\ndef {name}({args}):\n{out.text()}"
 
     # --- scan -----------------------------------------------------------------------------------
 
     def scan(self) -> str:
         """Return the kernel that reads every logit once."""
         out = Writer()
-        out.add("part = tl.program_id(0)", "b = first_row + tl.program_id(1)", _SLOT, _ROW)
+        out.add("b = tl.program_id(1)", _SLOT, _ROW)
         self.load_columns(out, self.program.head)
+        out.add("part = tl.program_id(0)")
         scale, name = "1.0", "head"
         if self.scaled:
             last = self.program.head[-1]
@@ -247,11 +249,11 @@ class Generator:
         for place, line in enumerate(_summaries(self.statistics)):
             out.add(f"tl.store(sums + {place}, {line}, mask=inside)")
         args = [
-            *("logits", "stride", "rows", "slots", "first_row", "V", "K", "S"),
+            *("logits", "stride", "rows", "slots", "V", "K", "S"),
             *("sub_out", "mass_out"),
             *(("rsub_out", "rmass_out") if self.raw else ()),
             *(("stat_out",) if self.statistics else ()),
-            *(*self.column_args, *self.aux_args, "T: tl.constexpr", "SAME: tl.constexpr"),
+            *(*self.column_args, *self.aux_args, *_constants("T", "SAME")),
             *(("STATS: tl.constexpr",) if self.statistics else ()),
         ]
         out.add("finish_early()")
@@ -262,7 +264,7 @@ class Generator:
     def select(self) -> str:
         """Return the kernel that chooses a token for each row."""
         out = Writer()
-        out.add("b = first_row + tl.program_id(0)", _SLOT, _ROW, "low = 0", "high = V")
+        out.add("b = tl.program_id(0)", _SLOT, _ROW, "low = 0", "high = V")
         self.load_columns(out, self.program.steps)
         out.add("base = b.to(tl.int64) * S", "line = logits + row * stride")
         out.add("own = scratch + b.to(tl.int64) * (4 * P)", "flag = 0", "token = -1")
@@ -286,7 +288,7 @@ class Generator:
         out.add(f"    flag = {BROKEN}", "    token = -1")
         out.add("tl.store(token_out + b, token.to(tl.int64))", "tl.store(flag_out + b, flag)")
         args = [
-            *("logits", "stride", "rows", "slots", "first_row"),
+            *("logits", "stride", "rows", "slots"),
             *("keys", "positions", "branches"),
             *("V", "K", "S", "sub_in", "mass_in"),
             *(("rsub_in", "rmass_in", "logprob_out") if self.raw else ()),
@@ -489,7 +491,7 @@ def {name}_row({args}):
 
 @triton.jit
 def {name}({args}):
-    b = first_row + tl.program_id({axis})
+    b = tl.program_id({axis})
     if SAME:
         {name}_row({call})
     elif tl.load(slots + b) >= 0:
@@ -507,6 +509,10 @@ def _kernel(name: str, args: list[str], text: str) -> str:
         text=text,
         axis=1 if name == "scan" else 0,
     )
+
+
+def _constants(*names: str) -> list[str]:
+    return [f"{name}: tl.constexpr" for name in names]
 
 
 def _summaries(statistics: list[str]) -> Iterator[str]:

@@ -28,9 +28,6 @@ class ListClass(NamedTuple):
 LIST_CLASSES = (ListClass(128, 256, 64), ListClass(512, 512, 300), ListClass(1024, 1024, 480))
 
 
-OVERLAPPED = 192  # rows from here on go in halves, one scanned while the other is selected from
-
-
 class History(NamedTuple):
     """What tokens a slot has seen, each [slots, ...]."""
 
@@ -133,7 +130,6 @@ class FusedChain:
     _space: _Space | None = field(default=None, init=False)
     _module: Any = field(default=None, init=False)
     _generator: Any = field(default=None, init=False)
-    _stream: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._module = module_of(self.program)
@@ -167,11 +163,8 @@ class FusedChain:
         space = self._reserve(count, segments, padded, sizes)
         pointers = self._pointers(columns, history, sparse or {}, bits or {})
         work = _Work(logits, batch, space, pointers, segments, padded, sizes)
-        if count >= OVERLAPPED and self.device.type == "cuda":
-            self._overlap(work, count)
-        else:
-            self._scan(work, 0, count)
-            self._select(work, 0, count, early=True)
+        self._scan(work, count)
+        self._select(work, count)
         outputs = self.program.outputs
         top = outputs.num_top
         raw = outputs.raw or top > 0
@@ -185,24 +178,12 @@ class FusedChain:
             space.kept[:count] if self._generator.keeps else None,
         )
 
-    def _overlap(self, work: _Work, count: int) -> None:
-        """Scan one half of the rows while the other half, scanned before, is selected from."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        half = count // 32 * 16
-        main = torch.cuda.current_stream(self.device)
-        self._scan(work, 0, half)
-        self._stream.wait_stream(main)
-        self._scan(work, half, count)
-        with torch.cuda.stream(self._stream):
-            self._select(work, 0, half, early=False)
-        self._select(work, half, count, early=True)
-        main.wait_stream(self._stream)
-
-    def _scan(self, work: _Work, first: int, last: int) -> None:
+    def _scan(self, work: _Work, count: int) -> None:
         owner = self._generator
         space, batch, logits = work.space, work.batch, work.logits
-        tile = self.segments_a_program or (4 if last - first <= 8 else 16)
+        # Small tiles where a batch would leave the device idle, or where the history of a token
+        # takes so many registers that with large ones too few programs would wait for memory.
+        tile = self.segments_a_program or (4 if owner.history or count <= 8 else 16)
         extra: list[Any] = []
         if owner.raw:
             extra += [space.raw_sub, space.raw_mass]
@@ -210,8 +191,8 @@ class FusedChain:
         if owner.statistics:
             extra.append(space.sums)
             constants["STATS"] = num_summaries(self.program)
-        self._module.scan[(-(-work.segments // tile), last - first)](
-            *(logits, logits.stride(0), batch.rows, batch.slots, first),
+        self._module.scan[(-(-work.segments // tile), count)](
+            *(logits, logits.stride(0), batch.rows, batch.slots),
             *(self.vocab_size, self.tokenizer_size, work.segments, space.sub, space.mass),
             *extra,
             *work.pointers,
@@ -220,8 +201,7 @@ class FusedChain:
             enable_fp_fusion=False,
         )
 
-    def _select(self, work: _Work, first: int, last: int, *, early: bool) -> None:
-        """Launch the second kernel; `early` lets it start while the one before it ends."""
+    def _select(self, work: _Work, count: int) -> None:
         owner = self._generator
         space, batch, logits, sizes = work.space, work.batch, work.logits, work.sizes
         extra: list[Any] = []
@@ -241,8 +221,8 @@ class FusedChain:
         if owner.statistics:
             extra.append(space.sums)
             constants["STATS"] = num_summaries(self.program)
-        self._module.select[(last - first,)](
-            *(logits, logits.stride(0), batch.rows, batch.slots, first),
+        self._module.select[(count,)](
+            *(logits, logits.stride(0), batch.rows, batch.slots),
             *(batch.keys, batch.positions, batch.branches),
             *(self.vocab_size, self.tokenizer_size, work.segments, space.sub, space.mass),
             *extra,
@@ -251,7 +231,7 @@ class FusedChain:
             **constants,
             num_warps=self.select_warps,
             enable_fp_fusion=False,
-            launch_pdl=early and not INTERPRETED,
+            launch_pdl=not INTERPRETED,  # starts while the scan ends, and waits for it
         )
 
     def _pointers(

@@ -158,7 +158,9 @@ def atom_of(value: Any) -> str:
         return "boolean"
     if is_number(value):
         return "integer" if is_integer(value) else "fraction"
-    return {str: "string", list: "array", dict: "object"}[type(value)]
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
 
 
 def whole_bounds(facts: Facts) -> tuple[int | None, int | None]:

@@ -69,9 +69,9 @@ class ObjectMaker:
             number = self.normaliser.node(self._pattern_parts(text, trees))
             found.append((trees[text], number))
         for index, (tree, number) in enumerate(found):
-            for other, (text, beyond) in zip(texts[index + 1 :], found[index + 1 :], strict=True):
-                if number != beyond and not disjoint(tree, text):
-                    pointer = self._pointer_of(other)
+            for text, (other, beyond) in zip(texts[index + 1 :], found[index + 1 :], strict=True):
+                if number != beyond and not disjoint(tree, other):
+                    pointer = self._pointer_of(text)
                     self.maker.problem(
                         pointer, "patternProperties", "a name may match another pattern as well"
                     )

@@ -302,7 +302,9 @@ def _number(value: Decimal, schema: dict[str, Any]) -> bool:
 
 def _divides(multiple: Decimal, value: Decimal) -> bool:
     """Whether `value` is a multiple; a number too long to tell is none."""
-    return value.is_finite() and value.adjusted() < 2_000 and Fraction(value) % Fraction(multiple) == 0
+    return (
+        value.is_finite() and value.adjusted() < 2_000 and Fraction(value) % Fraction(multiple) == 0
+    )
 
 
 def _add(found: Seen | None, seen: Seen) -> bool:

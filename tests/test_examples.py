@@ -243,3 +243,36 @@ def test_the_tour_streams(
 
     asyncio.run(tour.stream())
     assert "1. 1\n2. 2\n3. 3\n" in capsys.readouterr().out
+
+
+# --- structured output ----------------------------------------------------------------------------
+
+
+def example(name: str) -> ModuleType:
+    """Load an example script; it is not run."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / f"examples/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks the models' annotations up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_extraction_gives_a_nested_object_and_other_constraints_hold(llm: LLM) -> None:
+    module = example("extract")
+    order = module.extract(llm, module.TEXT)
+
+    assert isinstance(order, module.Order)
+    assert order.customer.name == "Zoë Müller"
+    assert str(order.date) == "2024-03-14"
+    postcode, colour = module.other_constraints(llm)
+    assert re.fullmatch(r" \d{5}", postcode) and colour in (" blue", " green", " red")
+
+
+def test_choosing_is_at_least_as_good_as_reading_the_text(llm: LLM) -> None:
+    module = example("classify")
+    line = module.compare(llm, [module.SHOTS.format(text=text) for text, _ in module.REVIEWS])
+
+    chosen, greedy, drawn = (int(share) for share in re.findall(r"(\d+)% right", line))
+    assert chosen >= 80
+    assert chosen >= greedy >= drawn

@@ -29,6 +29,13 @@ def parse_chain(text: str, registry: Registry) -> list[Any]:
     return [_entry(part, registry) for part in _split(text)]
 
 
+def installed_chain(text: str) -> list[Any]:
+    """Return a chain over the stages of this installation, where there is no engine to ask."""
+    if text.lstrip().startswith(("[", "{")):
+        return parse_chain(text, Registry())
+    return parse_chain(text, Registry.load())
+
+
 def _entry(text: str, registry: Registry) -> str | dict[str, Any]:
     match = _ENTRY.fullmatch(text.strip())
     if match is None:

@@ -75,8 +75,25 @@ def _run(run: Run) -> dict[str, Any]:
         "text": run.completion.text,
         "finish_reason": run.completion.finish_reason,
         "error": run.completion.error,
-        "positions": [_position(trace, at) for at in trace.positions],
+        "positions": [_position(trace, at) for at in _in_time(trace)],
     }
+
+
+def _in_time(trace: Trace) -> list[TracePosition]:
+    """Return kept positions, each after the runs of tokens that were taken back before it."""
+    runs: list[list[TracePosition]] = []
+    for at in trace.rewound:  # of a run the newest token comes first
+        if not runs or at.position >= runs[-1][0].position:
+            runs.append([])
+        runs[-1].insert(0, at)
+    shown: list[TracePosition] = []
+    for at in trace.positions:
+        due = [i for i, run in enumerate(runs) if run[0].position <= at.position]
+        for run in runs[: max(due, default=-1) + 1]:
+            shown += run
+        del runs[: max(due, default=-1) + 1]
+        shown.append(at)
+    return shown
 
 
 def _position(trace: Trace, at: TracePosition) -> dict[str, Any]:

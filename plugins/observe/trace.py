@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -63,6 +64,7 @@ class Record:
         self.steps: tuple[PlanStep, ...] = ()
         self.tokens: list[int] = []
         self.positions: list[TracePosition] = []
+        self.rewound: list[TracePosition] = []
         self.error: str | None = None
 
     @property
@@ -120,6 +122,12 @@ class TraceObserver(Observer):
         record.positions.append(_position(record, token, values))
         record.tokens.append(token)
 
+    def taken_back(self, record: Record, position: int, token: int, values: Values) -> None:
+        made = _position(record, token, values)
+        record.rewound.append(
+            replace(made, position=position, parent=position - 1, state="rewound")
+        )
+
     def failed(self, record: Record, values: Values) -> None:
         record.positions.append(_position(record, None, values))
 
@@ -130,6 +138,7 @@ class TraceObserver(Observer):
             steps=tuple(steps),
             picker=picker,
             positions=tuple(record.positions),
+            rewound=tuple(record.rewound),
             vocab_size=record.order.tokenizer_size,
             top=record.order.top,
             error=record.error,

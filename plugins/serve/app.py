@@ -15,13 +15,14 @@ from starlette.responses import Response
 
 from ...core.async_llm import AsyncLLM
 from ...core.errors import ValidationError
-from . import chat, completions, control, messages, openapi, protocol, tokens
+from . import chat, completions, control, messages, openapi, page, protocol, responses, tokens
 from .auth import Authorized
 from .errors import ApiError, as_api_error
 from .fields import IGNORED_HEADER, NO_EFFECT, NOTE_HEADER, sort_fields
 from .messages_body import CountRequest, MessagesRequest
 from .meters import Measured, Meters
 from .policy import make_policy
+from .responses_body import ResponsesRequest
 from .settings import ServeSettings
 from .sse import ClientGone
 from .state import ServerState
@@ -82,9 +83,14 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
         post(app, "/v1/completions", protocol.CompletionRequest, completions.complete)
         post(app, "/v1/completions/render", protocol.CompletionRequest, completions.render)
         post(app, "/v1/messages", MessagesRequest, messages.create, messages.error_body)
-        post(
-            app, "/v1/messages/count_tokens", CountRequest, messages.count, messages.error_body
-        )
+        post(app, "/v1/messages/count_tokens", CountRequest, messages.count, messages.error_body)
+        post(app, "/v1/responses", ResponsesRequest, responses.create)
+        plain(app, "GET", "/v1/responses/{response_id}", responses.get)
+        plain(app, "POST", "/v1/responses/{response_id}/cancel", responses.cancel)
+        plain(app, "GET", "/v1/schema", page.schema)
+        if not state.settings.disable_playground:
+            plain(app, "GET", "/", page.page)
+            plain(app, "GET", "/page.js", page.script)
         post(app, "/tokenize", protocol.TokenizeRequest, tokens.tokenize)
         post(app, "/detokenize", protocol.DetokenizeRequest, tokens.detokenize)
     plain(app, "GET", "/v1/models", control.models)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .wire import Json
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/page.js"})
 KEY_HEADER_PATHS = ("/v1/messages",)  # whose clients send x-api-key
 
 

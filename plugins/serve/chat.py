@@ -17,8 +17,8 @@ from .answers import StreamUsage, Usage, extras_of, headers_of, now
 from .errors import bad
 from .logprobs import ChatLogprobs, TokenNames, prompt_logprobs
 from .message_reader import MessageReader, Shown
-from .protocol import BatchChatRequest, ChatFields, ChatRequest
 from .parsers.reasoning import Splitter
+from .protocol import BatchChatRequest, ChatFields, ChatRequest
 from .reading import read_whole
 from .render import rendered
 from .running import Job, Running, running

@@ -1,4 +1,4 @@
-"""The answers of /v1/messages and /v1/responses, as schemas for the OpenAPI document."""
+"""The answers of /v1/messages, /v1/responses and /v1/schema, as schemas for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ class AnthropicError(Told):
 
     type: Literal["error"]
     error: AnthropicErrorDetail
+
+
+class RequestSchema(Told):
+    """The answer of /v1/schema: a JSON schema."""
+
+    type: Literal["object"]
+    properties: dict[str, Any]
 
 
 class ResponseObject(Told):

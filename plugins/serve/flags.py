@@ -77,6 +77,7 @@ HTTP = (
         metavar="PATHS",
     ),
     Flag("h11_max_incomplete_event_size", int, "Most bytes of request headers; 4 MiB."),
+    Flag("disable_playground", bool, "Serve no page at /."),
     Flag("disable_fastapi_docs", bool, "Serve neither /docs nor /openapi.json."),
     Flag("enable_request_id_headers", bool, "Return X-Request-Id."),
 )
@@ -133,7 +134,9 @@ SERVING = (
     ),
     Flag("reasoning_parser_plugin", str, "Plugin file with reasoning parsers.", metavar="FILE"),
     Flag("reasoning_content_field", bool, "Tell the reasoning as reasoning_content too."),
-    Flag("responses_store", int, "Most answers of /v1/responses that are kept; 0, none, unless said."),
+    Flag(
+        "responses_store", int, "Most answers of /v1/responses that are kept; 0, none, unless said."
+    ),
     Flag("return_tokens_as_token_ids", bool, 'Show tokens in log-probs as "token_id:N".'),
     Flag("enable_prompt_tokens_details", bool, "Tell the cached tokens in usage."),
     Flag("enable_force_include_usage", bool, "Tell usage on every event of every stream."),
@@ -177,6 +180,7 @@ ENGINE = (
     Flag("reasoning_parser", str, "Where reasoning stands: deepseek_r1, qwen3, ..."),
     Flag("reasoning_config", str, "Where reasoning begins and ends.", metavar=JSON),
     Flag("structured_outputs_config", str, "How grammars are compiled.", metavar=JSON),
+    Flag("speculative_config", str, "What guesses tokens ahead.", metavar=JSON),
     Flag("profile", str, "The named default chain."),
     Flag("plan_review", bool, "Note settings that defeat themselves."),
     Flag("fusion", bool, "Compile chains to fused kernels."),

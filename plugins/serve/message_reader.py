@@ -34,15 +34,17 @@ class MessageReader:
         self.shown = shown
         self.parser: ToolParser | None = tooling.reader(stream=stream)
         self.num_calls = 0
-        self.reasoning_tokens = 0  # those that came while the reasoning went on
+        self.reasoning_tokens = 0  # the markers among them
         self._is_dropping = False  # the calls that parallel_tool_calls=false leaves out
 
     def push(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
         if self.splitter is None:
             return self._content(text)
-        parts = self.splitter.push(text)
-        if self.splitter.is_inside:
+        if self.splitter.is_open:
             self.reasoning_tokens += len(token_ids)
+        parts = self.splitter.push(text)
+        if not self.splitter.is_open and not self.splitter.has_reasoned:
+            self.reasoning_tokens = 0
         return self._parts(parts)
 
     def end(self, finish_reason: str) -> tuple[list[Delta], str]:

@@ -10,8 +10,15 @@ from pydantic.json_schema import models_json_schema
 from ...core.request_fields import FIELDS as REQUEST_FIELDS
 from ...core.request_fields import nullable
 from . import protocol
-from .dialect_schemas import AnthropicError, AnthropicMessage, CountedTokens
+from .dialect_schemas import (
+    AnthropicError,
+    AnthropicMessage,
+    CountedTokens,
+    RequestSchema,
+    ResponseObject,
+)
 from .messages_body import CountRequest, MessagesRequest
+from .responses_body import ResponsesRequest
 
 
 class Answered(BaseModel):
@@ -230,6 +237,12 @@ ANSWERS: dict[str, Answer] = {
     "/inference/v1/generate": Generated,
     "/v1/messages": AnthropicMessage,
     "/v1/messages/count_tokens": CountedTokens,
+    "/v1/responses": ResponseObject,
+    "/v1/responses/{response_id}": ResponseObject,
+    "/v1/responses/{response_id}/cancel": ResponseObject,
+    "/v1/schema": RequestSchema,
+    "/": "text/html",
+    "/page.js": "text/javascript",
     "/tokenize": Tokenized,
     "/detokenize": Detokenized,
     "/v1/models": ModelList,
@@ -242,7 +255,7 @@ ANSWERS: dict[str, Answer] = {
     "/resume": Status,
 }
 STREAMED: frozenset[type[BaseModel]] = frozenset(
-    {ChatCompletion, Completion, Generated, AnthropicMessage}
+    {ChatCompletion, Completion, Generated, AnthropicMessage, ResponseObject}
 )
 
 
@@ -251,10 +264,15 @@ def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _SWITCH = {"type": "boolean", "default": False}
+_RESPONSE = {
+    "name": "response_id", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "/v1/models/{model:path}": [
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     ],
+    "/v1/responses/{response_id}": [_RESPONSE, _query("stream", _SWITCH)],
+    "/v1/responses/{response_id}/cancel": [_RESPONSE],
     "/sleep": [
         _query("level", {"type": "integer", "enum": [0, 1, 2], "default": 1}),
         _query("mode", {"type": "string", "enum": ["abort", "wait", "keep"], "default": "abort"}),
@@ -285,6 +303,7 @@ BODIES: list[type[BaseModel]] = [
     protocol.GenerateRequest,
     MessagesRequest,
     CountRequest,
+    ResponsesRequest,
     protocol.TokenizeRequest,
     protocol.DetokenizeRequest,
     protocol.AbortRequest,

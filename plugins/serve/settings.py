@@ -33,6 +33,7 @@ class ServeSettings(KnownKeywords):
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     exclude_tools_when_tool_choice_none: bool = False
+    disable_playground: bool = False
     reasoning_content_field: bool = False  # reasoning under its older name too
     responses_store: int = 0  # most answers of /v1/responses that are kept
     strict_fields: bool = False
@@ -125,6 +126,7 @@ _FLAGS = (
     "enable_auto_tool_choice",
     "exclude_tools_when_tool_choice_none",
     "reasoning_content_field",
+    "disable_playground",
     "strict_fields",
     "enable_prompt_tokens_details",
     "enable_force_include_usage",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class ServerState:
     policy: Policy
     meters: Meters
     running: dict[str, list[str]] = field(default_factory=dict)  # id told -> ids in the engine
+    responses: OrderedDict[str, Any] = field(default_factory=OrderedDict)  # id -> Stored
     is_stopping: bool = False  # after SIGTERM, when the time to drain has passed
 
     # --- names --------------------------------------------------------------------------------

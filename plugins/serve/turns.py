@@ -38,9 +38,7 @@ async def told(call: ChatCall, run: Running) -> AsyncGenerator[Told, None]:
             logprobs: list[dict[str, Any]] = []
             if writer is not None and choice.logprobs is not None:
                 logprobs = writer.content(list(choice.token_ids), choice.logprobs)
-            yield Told(
-                deltas, reason, choice.stop_reason, logprobs, usage, reader.reasoning_tokens
-            )
+            yield Told(deltas, reason, choice.stop_reason, logprobs, usage, reader.reasoning_tokens)
 
 
 def named_event(value: dict[str, Any]) -> bytes:

@@ -153,7 +153,7 @@ def test_the_environment_decides_which_plugins_add_commands(
 def test_a_plugin_cannot_take_a_built_in_command(install: Install) -> None:
     install("acme", ACME.replace('"greet"', '"plugin"'))
 
-    assert "See the plugins" in call("plugin", "--help").output
+    assert "check and reload plugins" in call("plugin", "--help").output
 
 
 def test_a_broken_plugin_leaves_the_commands_that_show_it(install: Install) -> None:

@@ -90,6 +90,8 @@ OUT_OF_RANGE = [
     ({"chain": [{"p": 0.5}]}, "chain"),
     ({"chain": [""]}, "chain"),
     ({"chain": [{"stage": "top_k", "id": "a"}, {"stage": "top_p", "id": "a"}]}, "chain"),
+    ({"speculation": ""}, "speculation"),
+    ({"speculation": {}}, "speculation"),
 ]
 WRONG_TYPE = [
     ({"n": 1.0}, "n"),
@@ -126,10 +128,9 @@ WRONG_TYPE = [
     ({"chain": [3]}, "chain"),
     ({"stops": {"stop": "x"}}, "stops"),
     ({"driver": 3}, "driver"),
-    ({"speculation": True}, "speculation"),
-    ({"speculation": ""}, "speculation"),
-    ({"speculation": {1: 2}}, "speculation"),
     ({"output_kind": "delta"}, "output_kind"),
+    ({"speculation": True}, "speculation"),
+    ({"speculation": {1: 2}}, "speculation"),
 ]
 NOT_FINITE = [
     "presence_penalty",

@@ -46,7 +46,10 @@ def table(noise: float = 0.0) -> Tensor:
     return values.float()
 
 
-MODEL: dict[str, Any] = {"eos_token_id": EOS, "tokenizer": byte_tokenizer((), ("<eos>",), eos="<eos>")}
+MODEL: dict[str, Any] = {
+    "eos_token_id": EOS,
+    "tokenizer": byte_tokenizer((), ("<eos>",), eos="<eos>"),
+}
 
 
 class Parity(Stage):
@@ -197,9 +200,12 @@ def small_blocks(llm: LLM, count: int) -> int:
     return count * backend.bytes_per_block(backend.layout)
 
 
-@pytest.mark.parametrize("kind", ["roomy", "crowded", "draft", "unfused"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "count"), [("roomy", 200), ("crowded", 60), ("draft", 60), ("unfused", 30)]
+)
 def test_mixed_requests_with_random_chains_say_the_same(
-    kind: str, make_llm: Maker, plain: LLM, tmp_path: Path
+    kind: str, count: int, make_llm: Maker, plain: LLM, tmp_path: Path
 ) -> None:
     config: dict[str, Any] = NGRAM
     options: dict[str, Any] = {}
@@ -217,7 +223,6 @@ def test_mixed_requests_with_random_chains_say_the_same(
     if kind == "unfused":
         options = {"fusion": False}
     llm = make_llm(table(), model=MODEL, speculative_config=config, **options)
-    count = 60 if kind == "unfused" else 200
     dice = random.Random(kind)
     params = [random_params(dice, number) for number in range(count)]
     asked = prompts(dice, count)
@@ -228,7 +233,7 @@ def test_mixed_requests_with_random_chains_say_the_same(
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
     counts = counters(llm)
-    assert counts["spec_decode_num_accepted_tokens"] > 500
+    assert counts["spec_decode_num_accepted_tokens"] > 2 * count
     assert counts["spec_decode_num_draft_tokens"] > counts["spec_decode_num_accepted_tokens"]
     assert llm.llm_engine.parts.pool.num_used == 0
     if kind == "crowded":
@@ -310,7 +315,11 @@ def test_deltas_join_to_the_answer_in_fewer_steps(
 
     def joined(parts: list[Any]) -> Any:
         ids = [token for part in parts for token in part.outputs[0].token_ids]
-        return "".join(part.outputs[0].text for part in parts), ids, parts[-1].outputs[0].stop_reason
+        return (
+            "".join(part.outputs[0].text for part in parts),
+            ids,
+            parts[-1].outputs[0].stop_reason,
+        )
 
     assert joined(said) == joined(expected)
     assert len(said) < len(expected)
@@ -404,7 +413,10 @@ def test_a_request_with_the_engines_method_keeps_its_other_settings(guessing: LL
         ("nrgam", "speculation.method must be one of .*, got 'nrgam'; did you mean 'ngram'"),
         ("draft_model", "needs an engine that was made with"),
         ({"method": "ngram", "k": 3}, "speculation has no key 'k' with method 'ngram'"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "speculation.num_speculative_tokens is 0"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 0},
+            "speculation.num_speculative_tokens is 0",
+        ),
         ({"method": "ngram", "prompt_lookup_max": 1, "prompt_lookup_min": 2}, "at most"),
         ({"num_speculative_tokens": 3}, "speculation.method must be one of"),
     ],
@@ -457,6 +469,25 @@ def test_a_draft_model_like_the_model_guesses_right_even_where_tokens_are_drawn(
         assert right == guessed > 20
 
 
+def test_a_driver_that_takes_tokens_back_does_the_same(plain: LLM, guessing: LLM) -> None:
+    driver = {"driver": "backtrack", "strings": ["67", "CDE", "yz"]}
+    params = [
+        SamplingParams(driver=driver, max_tokens=40, temperature=0.9, seed=seed, ignore_eos=True)
+        for seed in range(12)
+    ]
+    asked = [[50 + (seed + place) % 10 for place in range(25)] for seed in range(12)]
+    before = counters(guessing)["spec_decode_num_accepted_tokens"]
+
+    found = guessing.generate(asked, params, use_tqdm=False)
+    expected = plain.generate(asked, params, use_tqdm=False)
+
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+        assert "67" not in one.outputs[0].text
+    assert counters(guessing)["spec_decode_num_accepted_tokens"] > before + 50
+    assert guessing.llm_engine.parts.pool.num_used == 0
+
+
 def test_lanes_that_a_driver_chooses_for_do_not_speculate(guessing: LLM) -> None:
     guessed, output = drafts_of(guessing, driver={"driver": "beam_search", "width": 2})
 
@@ -466,9 +497,7 @@ def test_lanes_that_a_driver_chooses_for_do_not_speculate(guessing: LLM) -> None
 
 
 def test_the_metrics_of_a_request_count_its_guesses(make_llm: Maker) -> None:
-    llm = make_llm(
-        table(), model=MODEL, speculative_config=NGRAM, disable_log_stats=False
-    )
+    llm = make_llm(table(), model=MODEL, speculative_config=NGRAM, disable_log_stats=False)
 
     guessed, output = drafts_of(llm)
 
@@ -504,7 +533,9 @@ def test_a_draft_model_sleeps_and_wakes_with_the_engine(make_llm: Maker, tmp_pat
     expected = drafts_of(llm)[1].outputs[0].token_ids
 
     for level in (1, 2):
-        engine.add_request("a", PROMPT, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+        engine.add_request(
+            "a", PROMPT, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        )
         for _ in range(4):
             engine.step()
         engine.sleep(level, mode="keep")
@@ -569,7 +600,8 @@ def test_a_guests_proposer_is_asked_once_a_step(make_llm: Maker, plain: LLM) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("wild", "ValueError: it guessed 258"), ("breaks", "ArithmeticError: no idea")]
+    ("name", "said"),
+    [("wild", "ValueError: it guessed 258"), ("breaks", "ArithmeticError: no idea")],
 )
 def test_a_proposer_that_fails_stops_guessing_and_the_plan_tells(
     make_llm: Maker, plain: LLM, name: str, said: str

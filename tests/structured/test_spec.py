@@ -2,11 +2,14 @@
 
 import json
 import re
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from decodekit import SamplingParams
 from decodekit.core.errors import ValidationError
 from decodekit.core.structured_params import StructuredOutputsConfig, StructuredOutputsParams
 from decodekit.structured.spec import spec_of
@@ -158,3 +161,27 @@ def test_a_deep_schema_is_over_the_limit() -> None:
 
     with pytest.raises(ValidationError, match="limit of 64"):
         made(json=schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        ("Regex", {"pattern": "[0-9]+"}, ("regex", "[0-9]+")),
+        ("CFG", {"definition": 'start: "a"'}, ("grammar", 'start: "a"')),
+        ("JsonSchema", {"schema": "{}", "whitespace_pattern": None}, ("json", "{}")),
+        ("Choice", {"items": ["a", "b"]}, ("choice", ["a", "b"])),
+        ("Sequence", {"terms": ["x", "y"]}, ("regex", "xy")),
+    ],
+)
+def test_a_type_of_outlines_is_read(
+    kind: str, fields: dict[str, Any], field: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The same names and fields as outlines 1.3 gives its types; the package itself is optional.
+    module = ModuleType("outlines.types.dsl")
+    module.to_regex = lambda term: "".join(term.terms)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    term = type(kind, (), {"__module__": module.__name__, **fields})()
+
+    params = SamplingParams(structured_outputs=term)
+
+    assert getattr(params.structured_outputs, field[0]) == field[1]

@@ -43,9 +43,14 @@ class Splitter:
             self._is_trimming = False
 
     @property
-    def is_inside(self) -> bool:
-        """Whether the reasoning goes on."""
-        return self._is_inside
+    def is_open(self) -> bool:
+        """Whether the reasoning goes on, or may yet begin."""
+        return self._is_inside or self._may_open
+
+    @property
+    def has_reasoned(self) -> bool:
+        """Whether the answer holds reasoning, so far as is known."""
+        return self._is_inside or self._is_over
 
     def push(self, text: str) -> list[Part]:
         """Take the next text; return what is certain."""

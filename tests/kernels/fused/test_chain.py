@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from decodekit import SamplingParams
+from decodekit.core.batch import RowView
 from decodekit.core.chain import ChainRunner
 from decodekit.core.fused import FusedChains
 from decodekit.core.plan import Plan, Planner
 from decodekit.core.registry import Registry
+from decodekit.core.stage import Form, Stage, StageParams
 from decodekit.kernels.dispatch import FusedChain
-from decodekit.kernels.lang import INTERPRETED
+from decodekit.kernels.lang import INTERPRETED, tl, triton
 
 VOCAB, KNOWN = 1400, 1390
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -158,3 +160,68 @@ def test_a_fused_chain_chooses_what_its_stages_choose(
     assert fused.errors == {} and plain.errors == {}
     assert fused.tokens == plain.tokens
     assert fused.scores == pytest.approx(plain.scores, abs=1e-5)
+
+
+def test_a_row_that_its_list_cannot_prove_is_left_to_the_stages(rng: torch.Generator) -> None:
+    logits = random_rows(3, 0.01, 0.0, rng)  # a nucleus of hundreds
+    given = {"temperature": 1.0, "top_p": 0.9}
+    fused, plain = Run([given] * 3, fusion=True), Run([given] * 3, fusion=False)
+    assert fused.step(logits).tokens == plain.step(logits).tokens
+
+
+def test_a_row_with_nan_fails_alone(rng: torch.Generator) -> None:
+    logits = random_rows(3, 2.0, 0.0, rng)
+    logits[1, 7] = torch.nan
+    given = {"temperature": 1.0, "top_k": 5}
+    result = Run([given] * 3, fusion=True).step(logits)
+    assert list(result.errors) == [1]
+    assert result.errors[1].stage == "model"
+
+
+def test_rows_of_several_programs_each_get_the_token_they_get_alone(rng: torch.Generator) -> None:
+    chains = [CHAINS[0], CHAINS[2], CHAINS[6], CHAINS[2], CHAINS[0]]
+    logits = random_rows(5, 2.5, 0.0, rng)
+    together = Run(chains, fusion=True).step(logits).tokens
+    plain = Run(chains, fusion=False).step(logits).tokens
+    assert together == plain
+
+
+@triton.jit
+def push_away(y, ids, strength):  # type: ignore[no-untyped-def]
+    return tl.where(ids % 3 == 0, y - strength, y)
+
+
+class Thirds(Stage):
+    """Lowers every third token; a user's stage with a kernel."""
+
+    name = "thirds"
+    form = Form.ELEMENTWISE
+    kernel = push_away
+
+    class Params(StageParams):
+        """By how much."""
+
+        strength: float = 1.0
+
+    def transform(self, logits: Tensor, rows: RowView) -> None:
+        logits[:, ::3] -= rows.column("strength")[:, None]
+
+
+class Unfusable(Thirds):
+    """Another meaning under an inherited kernel."""
+
+    name = "unfusable"
+
+    def transform(self, logits: Tensor, rows: RowView) -> None:
+        logits[:, ::2] -= rows.column("strength")[:, None]
+
+
+@pytest.mark.parametrize(("stage", "is_fused"), [(Thirds, True), (Unfusable, False)])
+def test_a_users_stage_is_inlined_where_it_gives_its_kernel(
+    stage: type[Stage], is_fused: bool, rng: torch.Generator, counted: list[int]
+) -> None:
+    logits = random_rows(3, 2.0, 0.0, rng)
+    given = {"temperature": 1.0, "chain": [stage(strength=2.5), {"stage": "top_k", "k": 9}]}
+    fused = Run([given] * 3, fusion=True).step(logits)
+    assert bool(counted) is is_fused
+    assert fused.tokens == Run([given] * 3, fusion=False).step(logits).tokens

@@ -57,8 +57,6 @@ def says(server: LiveServer, text: str) -> dict[str, Any]:
     return {"extra_body": {**chain, "stop": [";"]}}
 
 
-
-
 def test_a_message_has_a_block_of_text(client: anthropic.Anthropic, server: LiveServer) -> None:
     answer = ask(client, **says(server, "Good day."))
 
@@ -71,7 +69,7 @@ def test_a_message_has_a_block_of_text(client: anthropic.Anthropic, server: Live
 
 
 def test_the_reasons_to_stop_are_named(client: anthropic.Anthropic) -> None:
-    short = ask(client, max_tokens=3, temperature=1.0, extra_body={"seed": 1})
+    short = ask(client, max_tokens=3, extra_body={"seed": 1})
     stopped = ask(client, stop_sequences=["a", "e", "i", "o"], extra_body={"seed": 1})
 
     assert short.stop_reason == "max_tokens"
@@ -93,16 +91,18 @@ def test_a_call_is_a_block_of_its_own(client: anthropic.Anthropic, server: LiveS
     assert [block.type for block in answer.content] == ["text", "tool_use"]
     assert answer.content[1].name == "get_weather"
     assert answer.content[1].input == {"city": "Rome"}
-    assert answer.stop_reason == "stop_sequence"
+    assert answer.stop_reason == "tool_use"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_forced_call_fits_its_schema(client: anthropic.Anthropic, choice: Any) -> None:
     alone = {**choice, "disable_parallel_tool_use": True}
 
-    answer = ask(client, tools=TOOLS, tool_choice=alone)
+    short = {"extra_body": {"thinking_token_budget": 3}}
 
-    [block] = answer.content
+    answer = ask(client, tools=TOOLS, tool_choice=alone, **short)
+
+    block = answer.content[-1]
     jsonschema.validate(block.input, SCHEMA)
     assert answer.stop_reason == "tool_use"
 
@@ -176,7 +176,7 @@ def test_a_last_turn_of_the_assistant_is_continued(client: anthropic.Anthropic) 
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"temperature": -1.0}, "temperature"),
+        ({"extra_body": {"temperature": -1.0}}, "temperature"),
         ({"tool_choice": {"type": "always"}}, "tool_choice.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "runs no tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no images"),

@@ -1,4 +1,4 @@
-"""Tool calls over HTTP: the official client reads what a scripted model says, and forced calls fit."""
+"""Tool calls over HTTP: the client reads what a scripted model says, and forced calls fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ TREE = {
 PLANT = {"type": "function", "function": {"name": "plant", "parameters": TREE}}
 TOOLS: list[Any] = [WEATHER, PLANT]
 SCHEMAS = {"get_weather": SCHEMA, "plant": TREE}
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+)
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +238,6 @@ def test_an_automatic_choice_needs_a_parser(live: LiveServer) -> None:
 
 def test_a_required_call_needs_none(live: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
-        config = {"structured_outputs": {}}
-        del config
         [choice] = ask(client, tools=[PLANT], tool_choice="required").choices
 
     assert choice.message.tool_calls[0].function.name == "plant"

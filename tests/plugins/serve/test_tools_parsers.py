@@ -39,7 +39,12 @@ HELD: list[tuple[str, str, str, Calls]] = [
     ),
     ("llama3_json", '{"name": "Ann", "age": 5}', '{"name": "Ann", "age": 5}', []),
     ("llama3_json", "plain {text}", "plain {text}", []),
-    ("mistral", f"[TOOL_CALLS] [{CALL}, {SWAPPED}]", "", [("get_weather", ARGUMENTS), ("add", SUM)]),
+    (
+        "mistral",
+        f"[TOOL_CALLS] [{CALL}, {SWAPPED}]",
+        "",
+        [("get_weather", ARGUMENTS), ("add", SUM)],
+    ),
     (
         "mistral",
         'Hm.[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]get_weather{"city": "}"}',
