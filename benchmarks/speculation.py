@@ -2,15 +2,15 @@
 
 Cells, on the embedded model, each decoded with and without speculation:
 
-* copy: prompts that ask for a text again, with a small change; greedy;
+* copy: prompts that ask for a text again; greedy;
 * free: the openings of stories, drawn at temperature 1, which copy nothing;
 
 at batch 1 (one prompt after the other) and in one batch of 8. A round runs both sides of every
 cell one after the other and swaps them in the next; the ratio is that of the two times in one
-round, and the median over the rounds is shown, with the tokens of a step and how many of the
-guesses were right. Prompts are in the prefix cache, so that decoding is what is measured. Both
-sides must give the same tokens: where they differ, the two best must be within a rounding error,
-as the shape of a batch may decide between equals.
+round, and the median over the rounds is shown, by the clock and by processor time, with the share
+of guesses that were right and the tokens of a step. Prompts are in the prefix cache, so that
+decoding is what is measured. Both sides must give the same tokens: where they differ, the two best
+must be within a rounding error, as the shape of a batch may decide between equals.
 
     python benchmarks/speculation.py [--tokens 96] [--rounds 5] [--k 8] [--json FILE]
 """
@@ -37,23 +37,23 @@ from decodekit.core.outputs import RequestOutput
 
 COPY_TARGET, FREE_TARGET = 1.5, 0.95
 TEXTS = [
-    "The committee met on Tuesday to discuss the new library. Mrs. Alder, the head librarian, said "
-    "that the reading room should stay open until nine in the evening. The council has not decided.",
+    "The committee met on Tuesday to discuss the new library. Mrs. Alder, the librarian, said "
+    "that the reading room should stay open until nine in the evening. Nothing is decided yet.",
     "def area(width, height):\n    if width < 0 or height < 0:\n        raise ValueError('negative "
     "size')\n    return width * height\n\ndef volume(width, height, depth):\n    return "
     "area(width, height) * depth\n",
     '{"name": "Ada Lovelace", "born": 1815, "died": 1852, "fields": ["mathematics", "computing"], '
     '"known_for": "the first published algorithm for a machine", "country": "England"}',
-    "Mix two cups of flour with a pinch of salt. Rub in the butter until the mixture looks like "
-    "breadcrumbs. Add four spoons of cold water, knead it briefly, and let it rest for half an hour.",
+    "Mix two cups of flour with a pinch of salt. Rub in the butter until it all looks like "
+    "breadcrumbs. Add four spoons of cold water, knead it briefly, and let it rest for an hour.",
     "Invoice 2041: 12 boxes of paper at 18.50, 3 printers at 249.00, 40 pens at 0.85, 2 chairs at "
     "129.99 and 1 desk lamp at 34.20. Payment is due within thirty days of delivery.",
-    "SELECT customers.name, orders.date, orders.total FROM customers JOIN orders ON orders.customer "
-    "= customers.id WHERE orders.total > 100 AND orders.date >= '2024-01-01' ORDER BY orders.date;",
+    "SELECT customers.name, orders.date, orders.total FROM customers JOIN orders ON customers.id "
+    "= orders.customer WHERE orders.total > 100 AND orders.date >= '2024-01-01' ORDER BY date;",
     "From the station, walk along Mill Street to the old bridge. Cross the river, turn left at the "
-    "bakery, and follow the path through the park until you see the white house with the green door.",
+    "bakery, and follow the path through the park until you see the house with the green door.",
     "The glacier moves about thirty metres a year. Its surface is broken by deep cracks where it "
-    "bends over the rock below, and in summer the meltwater runs in blue channels down to the lake.",
+    "bends over the rock, and in summer the meltwater runs in blue channels to the lake.",
 ]
 OPENINGS = [
     "Once upon a time, in a village by the sea, there lived",
@@ -71,6 +71,7 @@ class Side(NamedTuple):
     """One run of a cell."""
 
     seconds: float
+    work: float  # seconds of the processor, which other programs do not lengthen
     outputs: list[RequestOutput]
     guessed: int
     right: int
@@ -79,19 +80,19 @@ class Side(NamedTuple):
 
 def copying(text: str) -> str:
     """A prompt after which the model writes the text again."""
-    return f"Here is a text:\n{text}\n\nHere is the same text again, word for word:\n{text}\n\nAnd again:\n"
+    return f"A text:\n{text}\n\nThe same text again, word for word:\n{text}\n\nAnd again:\n"
 
 
 def sides(llm: LLM, prompts: list[str], params: SamplingParams, batch: int) -> Side:
     """Run a cell once."""
     before = _counts(llm)
     outputs: list[RequestOutput] = []
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     for place in range(0, len(prompts), batch):
         outputs += llm.generate(prompts[place : place + batch], params, use_tqdm=False)
-    seconds = time.perf_counter() - start
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
     drafts, guessed, right = (a - b for a, b in zip(_counts(llm), before, strict=True))
-    return Side(seconds, outputs, guessed, right, drafts)
+    return Side(seconds, worked, outputs, guessed, right, drafts)
 
 
 def _counts(llm: LLM) -> list[int]:
@@ -177,6 +178,7 @@ def _row(cell: tuple[str, int], runs: list[tuple[Side, Side]], tokens: int) -> d
         "off": written / median(off.seconds for off, _ in runs),
         "on": written / median(side.seconds for side in on),
         "ratio": median(off.seconds / side.seconds for off, side in runs),
+        "work": median(off.work / side.work for off, side in runs),
         "target": COPY_TARGET if kind == "copy" and batch == 1 else FREE_TARGET,
         "right": right / guessed if guessed else 0.0,
         "tokens_a_step": written / max(written - on[0].right, 1),
@@ -185,15 +187,19 @@ def _row(cell: tuple[str, int], runs: list[tuple[Side, Side]], tokens: int) -> d
 
 def _show(console: Console, rows: list[dict[str, Any]], options: Any) -> None:
     table = Table(title=f"prompt lookup, at most {options.k} tokens; {options.rounds} rounds")
-    for name in ("answers", "batch", "off tok/s", "on tok/s", "speed-up", "aim", "guesses right",
-                 "tokens a step"):  # fmt: skip
+    heads = ("answers", "batch", "off tok/s", "on tok/s", "speed-up", "by CPU time", "aim")
+    for name in (*heads, "right", "tokens a step"):
         table.add_column(name, justify="left" if name == "answers" else "right")
     for row in rows:
+        figures = [row[name] for name in ("off", "on", "ratio", "work", "target")]
+        told = [f"{value:.1f}" for value in figures[:2]] + [f"{value:.2f}" for value in figures[2:]]
         table.add_row(
-            row["kind"], str(row["batch"]), f"{row['off']:.1f}", f"{row['on']:.1f}",
-            f"{row['ratio']:.2f}", f"{row['target']:.2f}", f"{row['right']:.0%}",
+            row["kind"],
+            str(row["batch"]),
+            *told,
+            f"{row['right']:.0%}",
             f"{row['tokens_a_step']:.2f}",
-        )  # fmt: skip
+        )
     console.print(table)
 
 

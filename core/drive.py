@@ -179,7 +179,7 @@ class Drives:
                 ended.append(each)  # type: ignore[arg-type]
         return ended
 
-    # --- drivers that choose ------------------------------------------------------------------------
+    # --- drivers that choose ---------------------------------------------------------------------
 
     def collect(self, lane: TokenSequence, found: Scored | StageError) -> None:
         """Keep what a lane's row came to, until its siblings have theirs."""

@@ -90,7 +90,8 @@ class Round:
         return torch.log_softmax(self.logits, 1)
 
 
-class Rewind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rewind:
     """Take the last `count` tokens of a lane back, and never choose `banned` where they began.
 
     Bans of a place last until a rewind goes before it. Where they leave no token alive they give

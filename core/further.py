@@ -99,7 +99,9 @@ class FurtherModel:
         """Compute the next tokens of all, as many as go at once."""
         ids: list[int] = []
         positions: list[int] = []
-        plan = AttentionPlan(counts := [], ends := [], tables := [])  # type: ignore[var-annotated]
+        counts: list[int] = []
+        ends: list[int] = []
+        tables: list[list[int]] = []
         parts: list[tuple[int, int]] = []  # place in `work`, row of its last token in this step
         for place, (memory, tokens) in enumerate(work):
             begin = len(memory.tokens)
@@ -117,7 +119,7 @@ class FurtherModel:
         hidden = self.model.forward(
             torch.tensor(ids, dtype=torch.int64, device=self._device),
             torch.tensor(positions, dtype=torch.int64, device=self._device),
-            self.backend.begin(plan),
+            self.backend.begin(AttentionPlan(counts, ends, tables)),
         )
         for place, row in parts:
             last[place] = hidden[row]

@@ -28,8 +28,8 @@ from ..kernels.dispatch import (
     list_class,
 )
 from ..kernels.lang import HAS_TRITON
-from ..kernels.program import HISTORY_NAMES, Outputs, Picker, Step, StepForm, argument_names, step
 from ..kernels.price import lint
+from ..kernels.program import HISTORY_NAMES, Outputs, Picker, Step, StepForm, argument_names, step
 from ..kernels.program import Program as Kernels
 from ..kernels.reference.noise import purpose_of
 from .batch import Rows, RowView
@@ -162,7 +162,8 @@ class FusedChains:
         try:
             twin = FusedChain(made, self.tokenizer_size, self.tokenizer_size, self.table.device)
             if self.table.device.type == "cuda":
-                with torch.cuda.stream(torch.cuda.Stream(self.table.device)):
+                side: Any = torch.cuda.Stream
+                with torch.cuda.stream(side(self.table.device)):
                     for count in READY_FOR:
                         _run_once(twin, like, count, self.table, longest)
                     torch.cuda.current_stream(self.table.device).synchronize()

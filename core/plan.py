@@ -243,7 +243,8 @@ class Planner:
     ) -> _Chain:
         points = watched_points(observers)
         own = () if driver is None else driver.stages
-        if driver is not None and driver.kind.chooses:  # a driver reads the end of the chain, as an observer of Tap.FINAL does
+        if driver is not None and driver.kind.chooses:
+            # It reads the end of the chain, as an observer of Tap.FINAL does.
             points = FrozenDict({**points, Tap.FINAL: "driver"})
         mark = self._mark(params, context, points, provenance, own)
         if mark is not None and mark in self._chains:

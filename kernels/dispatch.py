@@ -48,7 +48,7 @@ class Bits(NamedTuple):
     """Masks of rows."""
 
     words: Tensor  # int32 [n, V / 32], 1 where a token is allowed
-    index: Tensor  # int32 [B], the line of a row's mask, -1 for none
+    lines: Tensor  # int32 [B], the line of a row's mask, -1 for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class FusedChain:
         for place in owner.sparse:
             found += [*sparse[place]]
         for place in owner.bits:
-            found += [bits[place].words, bits[place].words.stride(0), bits[place].index]
+            found += [bits[place].words, bits[place].words.stride(0), bits[place].lines]
         return found
 
     def _reserve(self, count: int, segments: int, padded: int, sizes: ListClass) -> _Space:
@@ -265,28 +265,28 @@ class FusedChain:
                 return space
             count = max(count, len(space.tokens))
             entries = max(entries, space.lists.shape[1])
-        int64 = {"dtype": torch.int64, "device": self.device}
-        int32 = {"dtype": torch.int32, "device": self.device}
-        float32 = {"dtype": torch.float32, "device": self.device}
         top = max(self.program.outputs.num_top, 1)
+        summaries = max(num_summaries(self.program), 1)
+        keeps = count if self._generator.keeps else 0
+        whole, short, real = torch.int64, torch.int32, torch.float32
+
+        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
         self._space = _Space(
-            sub=torch.empty(count, 4 * segments, **float32),  # type: ignore[arg-type]
-            mass=torch.empty(count, segments, **int64),  # type: ignore[arg-type]
-            raw_sub=torch.empty(count, 4 * segments, **float32),  # type: ignore[arg-type]
-            raw_mass=torch.empty(count, segments, **int64),  # type: ignore[arg-type]
-            sums=torch.empty(  # type: ignore[call-overload]
-                count, segments, max(num_summaries(self.program), 1), **int64
-            ),
-            scratch=torch.empty(count, 4 * padded, **int32),  # type: ignore[arg-type]
-            lists=torch.empty(count, entries, **int64),  # type: ignore[arg-type]
-            tokens=torch.empty(count, **int64),  # type: ignore[arg-type]
-            flags=torch.empty(count, **int32),  # type: ignore[arg-type]
-            logprobs=torch.empty(count, **float32),  # type: ignore[arg-type]
-            ranks=torch.empty(count, **int64),  # type: ignore[arg-type]
-            top_ids=torch.empty(count * top, **int32),  # type: ignore[arg-type]
-            top_values=torch.empty(count * top, **float32),  # type: ignore[arg-type]
-            kept=torch.empty(  # type: ignore[call-overload]
-                count if self._generator.keeps else 0, entries, **int32
-            ),
+            sub=empty(real, count, 4 * segments),
+            mass=empty(whole, count, segments),
+            raw_sub=empty(real, count, 4 * segments),
+            raw_mass=empty(whole, count, segments),
+            sums=empty(whole, count, segments, summaries),
+            scratch=empty(short, count, 4 * padded),
+            lists=empty(whole, count, entries),
+            tokens=empty(whole, count),
+            flags=empty(short, count),
+            logprobs=empty(real, count),
+            ranks=empty(whole, count),
+            top_ids=empty(short, count * top),
+            top_values=empty(real, count * top),
+            kept=empty(short, keeps, entries),
         )
         return self._space

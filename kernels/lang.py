@@ -80,7 +80,14 @@ class _LanguagePlaceholder:
 
 
 if TYPE_CHECKING:
-    triton: Any
+
+    class _Triton:
+        """As much of Triton as a type checker has to know."""
+
+        def jit(self, function: Callable[..., Any] | None = None, **options: Any) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    triton = _Triton()
     tl: Any
 elif HAS_TRITON:
     import triton

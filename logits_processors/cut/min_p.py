@@ -19,7 +19,7 @@ from ...kernels.lang import tl, triton
 
 
 @triton.jit
-def keep_near_best(values, best, p):
+def keep_near_best(values: Any, best: Any, p: Any) -> Any:
     """Keep weights of p or more beside the best one."""
     return tl.exp(values - best) >= p
 

@@ -7,6 +7,7 @@ tokens. A threshold: equal logits stay or go together.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from .threshold import ThresholdCut
 
 
 @triton.jit
-def keep_p_less(values, best, total, squares):
+def keep_p_less(values: Any, best: Any, total: Any, squares: Any) -> Any:
     """Keep what is as likely as a collision."""
     weight = tl.maximum(total.to(tl.float64) / 1099511627776.0, 1.0)
     least = best.to(tl.float64) + tl.log(tl.maximum(squares, 1.0) / weight)

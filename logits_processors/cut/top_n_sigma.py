@@ -24,7 +24,7 @@ from .threshold import ThresholdCut
 
 
 @triton.jit
-def keep_n_sigma(values, best, deviation, n):
+def keep_n_sigma(values: Any, best: Any, deviation: Any, n: Any) -> Any:
     """Keep what is within n standard deviations of the best logit."""
     least = best.to(tl.float64) - n.to(tl.float64) * deviation
     return values.to(tl.float64) >= tl.minimum(least, best.to(tl.float64))

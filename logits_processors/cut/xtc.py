@@ -37,7 +37,9 @@ class Choice(NamedTuple):
 
 
 @triton.jit
-def keep_all_but_top(values, ranks, best, total, fires, threshold, min_keep):
+def keep_all_but_top(
+    values: Any, ranks: Any, best: Any, total: Any, fires: Any, threshold: Any, min_keep: Any
+) -> Any:
     """Drop the tokens above the threshold but the last of them, where the draw says so."""
     alive = values > float("-inf")
     beside = tl.log(total.to(tl.float64) * threshold.to(tl.float64) / 1099511627776.0)

@@ -9,8 +9,8 @@ exllamav3's `banned_strings`). So a phrase is banned without banning the tokens 
 * Every other choice may lead to a match too. After `max_retries` at one place, or where no other
   token is alive (a grammar may see to that), the text stands if `on_exhausted` is "allow", and the
   request fails if it is "error".
-* Of a stream the last characters are withheld while they may begin a banned string, or, with a
-  regex, the last `regex_span`: no match may be longer.
+* Of a stream is withheld what may begin a banned string, now or once what follows is taken back.
+  With a regex that is all of it. No match of a regex may be longer than `regex_span`.
 
 `suppressed` of the output lists what was taken back: the text, what matched, the place of the first
 token, and whether it was allowed in the end.
@@ -155,15 +155,25 @@ class Backtrack(Driver):
         return Rewind(len(lane.output_ids) - place, frozenset({token}))
 
     def held(self, lane: Lane) -> int:
+        """What may begin a match is withheld, and what may once that is taken back, and so on."""
         ends = _track(lane).ends
         text: str = lane.text.whole
-        start = len(text)
+        end, place = len(text), len(ends)
+        while True:
+            start = end - self._open(text, end)
+            first = min(place, bisect_right(ends, start))
+            if first == place:
+                return len(ends) - place
+            place = first
+            end = ends[place - 1] if place else 0
+
+    def _open(self, text: str, end: int) -> int:
+        """Return how many characters before `end` may belong to a match that goes beyond it."""
+        tail = self._folded(text[max(0, end - self.longest) : end])
+        found = [_overlap(tail, wanted) for wanted, _ in self.bound.strings]
         if self.bound.regexes:
-            start = max(0, start - self.params.regex_span)
-        tail = self._folded(text[-self.longest :])
-        for wanted, _ in self.bound.strings:
-            start = min(start, len(text) - _overlap(tail, wanted))
-        return len(ends) - bisect_right(ends, start)
+            found.append(min(end, self.params.regex_span))
+        return max(found)
 
     def fields(self, lane: Lane) -> Mapping[str, Any]:
         return {"suppressed": [dict(each) for each in _track(lane).suppressed]}

@@ -38,6 +38,7 @@ class Track:
     """What happened in one lane."""
 
     breaks: dict[int, int] = field(default_factory=dict)  # by place
+    settled: int = 0  # tokens that are out, where no loop is cut
     suppressed: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -95,7 +96,7 @@ class BreakLoops(Driver):
         if not size or (self.markers is not None and not self._is_thinking(lane)):
             return None
         track = _track(lane)
-        place = len(output) - size * (params.min_count - 1)
+        place = max(len(output) - size * (params.min_count - 1), track.settled)
         breaks = track.breaks[place] = track.breaks.get(place, 0) + 1
         if breaks > params.max_breaks:
             return Finish(Verdict("repetition", "repetition_detected"))
@@ -107,7 +108,10 @@ class BreakLoops(Driver):
 
     def held(self, lane: Lane) -> int:
         params = self.bound.params
-        return min(len(lane.output_ids), params.max_pattern_size * params.min_count)
+        longest: int = params.max_pattern_size * params.min_count
+        track, count = _track(lane), len(lane.output_ids)
+        track.settled = max(track.settled, count - longest)
+        return count - track.settled
 
     def fields(self, lane: Lane) -> Mapping[str, Any]:
         return {"suppressed": [dict(each) for each in _track(lane).suppressed]}

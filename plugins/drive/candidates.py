@@ -148,7 +148,8 @@ def in_order(
         key=lambda i: (lanes[i].finish_reason == "error", -worths[i], lanes[i].branch),
     )
     seen: set[tuple[int, ...]] = set()
-    firsts, copies = [], []
+    firsts: list[int] = []
+    copies: list[int] = []
     for place in order:
         ids = tuple(lanes[place].output_ids)
         (copies if ids in seen else firsts).append(place)

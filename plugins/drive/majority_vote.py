@@ -100,19 +100,14 @@ class MajorityVote(Candidates):
 
         others = [lane for lane in lanes if lane not in done]
         order = [*sorted(done, key=key), *others]
+
+        def fields(lane: Lane) -> dict[str, Any]:
+            answer = answers.get(id(lane))
+            share = votes[answer] / total if answer is not None else 0.0
+            return {"answer": answer, "score": share}
+
         places = {id(lane): place for place, lane in enumerate(lanes)}
-        return Ranked(
-            [places[id(lane)] for lane in order],
-            fields=[
-                {
-                    "answer": answers.get(id(lane)),
-                    "score": votes[answers.get(id(lane))] / total
-                    if answers.get(id(lane)) is not None
-                    else 0.0,
-                }
-                for lane in order
-            ],
-        )
+        return Ranked([places[id(lane)] for lane in order], fields=[fields(lane) for lane in order])
 
     def _num_counted(self, finished: Iterable[Lane]) -> int | None:
         """Return after how many candidates the vote is decided, or None while it is open."""

@@ -1,4 +1,4 @@
-"""The answers of /v1/messages, /v1/responses and /v1/schema, as schemas for the OpenAPI document."""
+"""The answers of the other dialects and of /v1/schema, as schemas for the OpenAPI document."""
 
 from __future__ import annotations
 

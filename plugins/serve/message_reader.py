@@ -71,7 +71,7 @@ class MessageReader:
         return [{"content": text}] if text else []
 
     def _pieces(self, pieces: Sequence[Piece]) -> list[Delta]:
-        deltas = []
+        deltas: list[Delta] = []
         for piece in pieces:
             if piece.kind == "name":
                 self._is_dropping = self.num_calls == self.tooling.most_calls

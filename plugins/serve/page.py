@@ -1,4 +1,4 @@
-"""The playground at `/`: two static files, and the schema from which the page builds its controls."""
+"""The playground at `/`: two static files, and the schema that its controls are made from."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_confidence_flags_the_weak_output_of_a_batch(
     [
         (["confidance"], "unknown observer 'confidance'; did you mean 'confidence'"),
         ([{"observer": "confidence", "threshold": 2}], "cannot take threshold=2"),
-        ([{"observer": "confidence", "treshold": -2}], "cannot take treshold"),
+        ([{"observer": "confidence", "treshold": -2}], "no parameter 'treshold'"),
     ],
 )
 def test_a_wrong_wish_is_refused(llm: LLM, observers: list[Any], said: str) -> None:

@@ -43,6 +43,7 @@ KINDS: list[dict[str, Any]] = [
     {"chain": ["top_p", "temperature"], "top_p": 0.8, "temperature": 1.3},
     {"chain": [Nudge(), "top_k"], "top_k": 9},
     {"logits_processors": [untouched], "n": 2, "stop_token_ids": [63]},
+    {"temperature": 0.0, "speculation": {"method": "ngram", "prompt_lookup_min": 1}},
 ]
 
 

@@ -1,4 +1,4 @@
-"""The machine behind the parsers of JSON calls: text, then calls behind a marker or at the start."""
+"""The machine behind the parsers of JSON calls: text, then calls, behind a marker or at once."""
 
 from __future__ import annotations
 

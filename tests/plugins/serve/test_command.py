@@ -104,7 +104,7 @@ def test_a_bad_config_file_is_refused(tmp_path: Path, text: str, sentence: str) 
         (["--dtype", "float8"], "dtype must be"),
         (["--max-tokens-limit", "0"], "max_tokens_limit must be"),
         (["--engine", '{"dtype": "float32"}', "--dtype", "float32"], "given twice"),
-        (["--tool-call-parser", "hermes"], "not in this version"),
+        (["--lora-modules", "a=b"], "not in this version"),
         (["--tensor-parallel-size", "2"], "not in this version"),
     ],
     ids=str,
