@@ -13,7 +13,7 @@ from .errors import ChainError, DecodekitError, ValidationError, did_you_mean
 from .plan_report import DroppedStep
 from .plan_text import describe, shown_values
 from .request_params import FrozenDict
-from .stage import After, BindContext, Checker, Observer, Point, StageParams, Stop, Tap
+from .stage import After, BindContext, Observer, Point, StageParams, Stop, Tap
 
 if TYPE_CHECKING:
     from .params import RequestParams
@@ -41,7 +41,8 @@ def bind_stops(
         own = [stop for stop in params.stops if isinstance(stop, Stop)]
         stops = sorted([*installed, *own], key=lambda stop: (stop.rank, stop.name))
     checks: list[BoundStop] = []
-    for stop, wish in [(stop, wish) for stop in stops for wish in wishes.get(stop.name, [None])]:
+    asked = [(each, wish) for each in stops for wish in wishes.get(each.name, [None])]
+    for stop, wish in asked:
         check = _bound("stop", stop, context if wish is None else replace(context, wish=wish))
         if check is not None:
             checks.append(BoundStop(check, stop.respects_min_tokens, stop.name))
@@ -129,7 +130,9 @@ def _wishes(
         name = given.pop(kind)
         if name not in installed:
             hint = did_you_mean(str(name), installed)
-            raise ValidationError(f"unknown {kind} {name!r}{hint}", parameter=f"{kind}s", value=name)
+            raise ValidationError(
+                f"unknown {kind} {name!r}{hint}", parameter=f"{kind}s", value=name
+            )
         model = installed[name].Params
         for key in given:
             if key not in model.model_fields:

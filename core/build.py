@@ -18,10 +18,10 @@ from .further import FurtherModel, check_tokenizers
 from .kv_cache import BlockPool
 from .models.config import LoadedModel, ModelSpec
 from .models.loader import load_model
+from .parsers import find_parser
 from .plan import Planner
 from .presets import Preset, Presets
 from .proposer import ProposerContext
-from .parsers import find_parser
 from .reasoning import ReasoningConfig, ReasoningMarkers, markers_of
 from .registry import Registry
 from .runner import Runner

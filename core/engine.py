@@ -349,9 +349,7 @@ class LLMEngine:
         broken = [sequence for sequence, _ in outcome.broken if sequence not in taken]
         return taken + broken + ended
 
-    def _collect(
-        self, sampled: Sequence[TokenSequence], result: StepResult
-    ) -> dict[int, Request]:
+    def _collect(self, sampled: Sequence[TokenSequence], result: StepResult) -> dict[int, Request]:
         """Hand the rows whose tokens a driver chooses to it; return their requests by row."""
         driven: dict[int, Request] = {}
         for row, sequence in enumerate(sampled):

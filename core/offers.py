@@ -231,7 +231,9 @@ def _classes_of(module: ModuleType) -> list[Any]:
         if is_own and issubclass(value, Stage | Stop | Observer | Reviewer) and value.name:
             found.append(value if issubclass(value, Stage) else value())
     if not found:
-        raise PluginError("it offers nothing: no hook, and no named Stage, Stop, Observer or Reviewer class")
+        raise PluginError(
+            "it offers nothing: no hook, and no named Stage, Stop, Observer or Reviewer class"
+        )
     return found
 
 

@@ -423,9 +423,7 @@ class Planner:
         return self._orders[profile.name]
 
 
-def _places(
-    entries: Sequence[PlanEntry], holds: Callable[[type[Stage]], bool]
-) -> tuple[int, ...]:
+def _places(entries: Sequence[PlanEntry], holds: Callable[[type[Stage]], bool]) -> tuple[int, ...]:
     return tuple(place for place, entry in enumerate(entries) if holds(entry.stage))
 
 

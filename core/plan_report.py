@@ -63,9 +63,7 @@ class PlanReport:
                 {**asdict(step), "params": dict(step.params), "provenance": dict(step.provenance)}
                 for step in self.order
             ],
-            "dropped": [
-                {"stage": step.stage, "reason": step.reason} for step in self.dropped
-            ],
+            "dropped": [{"stage": step.stage, "reason": step.reason} for step in self.dropped],
             "notes": list(self.notes),
         }
 

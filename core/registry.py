@@ -85,7 +85,7 @@ class Registry:
     # --- changes ----------------------------------------------------------------------------------
 
     def register(self, plugin: object) -> None:
-        """Add a Stage or Picker class, a Stop, Observer, Profile or Reviewer, or a module with hooks.
+        """Add a Stage or Picker class, a Stop, Observer, Profile, Reviewer, or a module of hooks.
 
         Registering the same thing again does nothing; a class that was defined again replaces its
         former self. Raises PluginError if it cannot be loaded or its name is taken.

@@ -396,7 +396,6 @@ class SequenceView(Protocol):
     @property
     def output_ids(self) -> Sequence[int]: ...
 
-
     @property
     def branch(self) -> int: ...
     @property
@@ -529,9 +528,7 @@ class Observer:
     def failed(self, record: Any, values: Mapping[str, Any]) -> None:
         """Take note of the values of a step in which the sequence failed: it has no token."""
 
-    def taken_back(
-        self, record: Any, position: int, token: int, values: Mapping[str, Any]
-    ) -> None:
+    def taken_back(self, record: Any, position: int, token: int, values: Mapping[str, Any]) -> None:
         """Take note of a token that the request's driver took back, of which `record` never heard.
 
         `position` is its place among the output's tokens; of several the newest comes first.

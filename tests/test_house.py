@@ -24,17 +24,17 @@ FACE_FILES = {"__init__.py", "__main__.py"}
 # Core's bands: a file imports its own band and those above it in this table.
 WORDS = """
     absent batch bundle bundle_fields config config_rules constraint dialect_rules dialect_stages
-    dialects driver errors hookspecs inputs logprobs lora_request metrics outputs param_rules parsers
-    param_sources params plan_report pooling_outputs pooling_params porting presets proposer reasoning
-    request request_checks request_fields request_params sampling_rules slots spelling stage
-    stage_rules structured_params trace_report trace_words vllm_names vllm_processors
+    dialects driver errors hookspecs inputs logprobs lora_request metrics outputs param_rules
+    param_sources params parsers plan_report pooling_outputs pooling_params porting presets proposer
+    reasoning request request_checks request_fields request_params sampling_rules slots spelling
+    stage stage_rules structured_params trace_report trace_words vllm_names vllm_processors
 """.split()
 THOUGHT = """
     adapters binding blame build chain chat chat_hint chat_messages chat_template choosing collect
-    detokenizer discovery draft drive drive_binding driver_stages further fused generation_config gguf_vocab holding intake
-    kv_cache lanes models naming offers order plan plan_text plugin_info power profiling program
-    prompt_logprobs registry request_schema rescue review runner scheduler speculation stage_rows stopwatch tokenizer
-    transformers_processor undo vllm_host vllm_load
+    detokenizer discovery draft drive drive_binding driver_stages further fused generation_config
+    gguf_vocab holding intake kv_cache lanes models naming offers order plan plan_text plugin_info
+    power profiling program prompt_logprobs registry request_schema rescue review runner scheduler
+    speculation stage_rows stopwatch tokenizer transformers_processor undo vllm_host vllm_load
 """.split()
 DOORS = "async_llm beams choice_shares cli engine llm progress replay".split()
 BAND_OF = {
