@@ -26,7 +26,8 @@ VLLM_KEYWORDS = (
     "length_penalty early_stopping logits_processors truncate_prompt_tokens"
 ).split()
 OURS = (
-    "chain profile preset picker plan_review on_dead_row logprobs_mode kept_set entropy output_tensors "
+    "chain profile preset picker plan_review on_dead_row logprobs_mode kept_set entropy "
+    "output_tensors "
     "trace stops observers "
     "driver speculation"
 ).split()
