@@ -39,43 +39,43 @@ Floats = NDArray[np.float64]
 
 
 @triton.jit
-def repeat_both(y: Any, seen: Any, penalty: Any) -> Any:
+def repeat_both(y: tl.tensor, seen: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """Divide or multiply the logits of seen tokens."""
     return tl.where(seen, tl.where(y > 0, divide(y, penalty), y * penalty), y)
 
 
 @triton.jit
-def repeat_output(y: Any, count: Any, penalty: Any) -> Any:
+def repeat_output(y: tl.tensor, count: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """The same for generated tokens alone."""
     return tl.where(count > 0, tl.where(y > 0, divide(y, penalty), y * penalty), y)
 
 
 @triton.jit
-def repeat_prompt(y: Any, in_prompt: Any, penalty: Any) -> Any:
+def repeat_prompt(y: tl.tensor, in_prompt: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """The same for tokens of the prompt alone."""
     return tl.where(in_prompt, tl.where(y > 0, divide(y, penalty), y * penalty), y)
 
 
 @triton.jit
-def lower_by_count(y: Any, count: Any, penalty: Any) -> Any:
+def lower_by_count(y: tl.tensor, count: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """Lower a logit for each time that its token was generated."""
     return y - penalty * small_float(count)
 
 
 @triton.jit
-def lower_output(y: Any, count: Any, penalty: Any) -> Any:
+def lower_output(y: tl.tensor, count: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """Lower the logits of generated tokens."""
     return y - tl.where(count > 0, penalty, 0.0)
 
 
 @triton.jit
-def lower_prompt(y: Any, in_prompt: Any, penalty: Any) -> Any:
+def lower_prompt(y: tl.tensor, in_prompt: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """Lower the logits of the prompt's tokens."""
     return y - tl.where(in_prompt, penalty, 0.0)
 
 
 @triton.jit
-def lower_both(y: Any, seen: Any, penalty: Any) -> Any:
+def lower_both(y: tl.tensor, seen: tl.tensor, penalty: tl.tensor) -> tl.tensor:
     """Lower the logits of all tokens seen."""
     return y - tl.where(seen, penalty, 0.0)
 

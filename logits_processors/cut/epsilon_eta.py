@@ -28,7 +28,9 @@ from .threshold import ThresholdCut
 
 
 @triton.jit
-def keep_epsilon(values: Any, best: Any, total: Any, epsilon: Any) -> Any:
+def keep_epsilon(
+    values: tl.tensor, best: tl.tensor, total: tl.tensor, epsilon: tl.tensor
+) -> tl.tensor:
     """Keep probabilities of epsilon or more, and the best token."""
     share = 1099511627776.0 / tl.maximum(total, 1099511627776).to(tl.float64)
     least = tl.minimum(epsilon.to(tl.float64) / share, 1.0)
@@ -36,7 +38,9 @@ def keep_epsilon(values: Any, best: Any, total: Any, epsilon: Any) -> Any:
 
 
 @triton.jit
-def keep_eta(values: Any, best: Any, total: Any, mean_drop: Any, epsilon: Any) -> Any:
+def keep_eta(
+    values: tl.tensor, best: tl.tensor, total: tl.tensor, mean_drop: tl.tensor, epsilon: tl.tensor
+) -> tl.tensor:
     """Keep probabilities of eta or more, eta falling with the entropy, and the best token."""
     weight = tl.maximum(total.to(tl.float64) / 1099511627776.0, 1.0)
     nats = tl.log(weight) + mean_drop

@@ -19,7 +19,7 @@ from ...kernels.lang import tl, triton
 
 
 @triton.jit
-def keep_near_best(values: Any, best: Any, p: Any) -> Any:
+def keep_near_best(values: tl.tensor, best: tl.tensor, p: tl.tensor) -> tl.tensor:
     """Keep weights of p or more beside the best one."""
     return tl.exp(values - best) >= p
 

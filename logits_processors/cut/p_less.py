@@ -7,7 +7,6 @@ tokens. A threshold: equal logits stay or go together.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +19,9 @@ from .threshold import ThresholdCut
 
 
 @triton.jit
-def keep_p_less(values: Any, best: Any, total: Any, squares: Any) -> Any:
+def keep_p_less(
+    values: tl.tensor, best: tl.tensor, total: tl.tensor, squares: tl.tensor
+) -> tl.tensor:
     """Keep what is as likely as a collision."""
     weight = tl.maximum(total.to(tl.float64) / 1099511627776.0, 1.0)
     least = best.to(tl.float64) + tl.log(tl.maximum(squares, 1.0) / weight)

@@ -20,7 +20,7 @@ from .share import best_share, weights_beside_best
 
 
 @triton.jit
-def keep_top_a(values: Any, best: Any, total: Any, a: Any) -> Any:
+def keep_top_a(values: tl.tensor, best: tl.tensor, total: tl.tensor, a: tl.tensor) -> tl.tensor:
     """Keep weights of a * max p or more beside the best one."""
     share = 1099511627776.0 / tl.maximum(total, 1099511627776).to(tl.float64)
     return tl.exp((values - best).to(tl.float64)) >= a.to(tl.float64) * share

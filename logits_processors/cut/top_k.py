@@ -20,13 +20,13 @@ from ...kernels.lang import tl, triton
 
 
 @triton.jit
-def keep_top_k(values: Any, ranks: Any, k: Any) -> Any:
+def keep_top_k(values: tl.tensor, ranks: tl.tensor, k: tl.tensor) -> tl.tensor:
     """Keep what equals the k-th value or is above it."""
     return values >= tl.max(tl.where(ranks == k - 1, values, float("-inf")), 0)
 
 
 @triton.jit
-def keep_first_k(ranks: Any, k: Any) -> Any:
+def keep_first_k(ranks: tl.tensor, k: tl.tensor) -> tl.tensor:
     """Keep the first k."""
     return ranks < k
 

@@ -24,7 +24,9 @@ from .threshold import ThresholdCut
 
 
 @triton.jit
-def keep_n_sigma(values: Any, best: Any, deviation: Any, n: Any) -> Any:
+def keep_n_sigma(
+    values: tl.tensor, best: tl.tensor, deviation: tl.tensor, n: tl.tensor
+) -> tl.tensor:
     """Keep what is within n standard deviations of the best logit."""
     least = best.to(tl.float64) - n.to(tl.float64) * deviation
     return values.to(tl.float64) >= tl.minimum(least, best.to(tl.float64))

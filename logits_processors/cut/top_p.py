@@ -25,13 +25,13 @@ from ...kernels.lang import tl, triton
 
 
 @triton.jit
-def keep_nucleus(before: Any, total: Any, p: Any) -> Any:
+def keep_nucleus(before: tl.tensor, total: tl.tensor, p: tl.tensor) -> tl.tensor:
     """Keep a token if the mass before it is below p."""
     return before < tl.ceil(total.to(tl.float64) * p.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
-def keep_whole_nucleus(above: Any, total: Any, p: Any) -> Any:
+def keep_whole_nucleus(above: tl.tensor, total: tl.tensor, p: tl.tensor) -> tl.tensor:
     """Keep a group of equals if the mass above it is below p."""
     return above < tl.ceil(total.to(tl.float64) * p.to(tl.float64)).to(tl.int64)
 

@@ -38,8 +38,14 @@ class Choice(NamedTuple):
 
 @triton.jit
 def keep_all_but_top(
-    values: Any, ranks: Any, best: Any, total: Any, fires: Any, threshold: Any, min_keep: Any
-) -> Any:
+    values: tl.tensor,
+    ranks: tl.tensor,
+    best: tl.tensor,
+    total: tl.tensor,
+    fires: tl.tensor,
+    threshold: tl.tensor,
+    min_keep: tl.tensor,
+) -> tl.tensor:
     """Drop the tokens above the threshold but the last of them, where the draw says so."""
     alive = values > float("-inf")
     beside = tl.log(total.to(tl.float64) * threshold.to(tl.float64) / 1099511627776.0)

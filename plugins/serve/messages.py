@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
 from hashlib import blake2b
@@ -11,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...core.params import SamplingParams
 from .answers import headers_of
 from .chat import ChatCall, prepare, reasoning_parser, whole
 from .errors import ApiError, as_api_error
@@ -19,6 +21,7 @@ from .messages_body import CountRequest, MessagesRequest, chat_body
 from .prompts import chat as chat_prompt
 from .reading import Delta
 from .running import Running, running
+from .sampling import OPEN, own_fields
 from .sse import EventStream, unless_gone
 from .state import ServerState
 from .tool_choice import tooling
@@ -61,6 +64,9 @@ async def count(
     """Count the tokens of a prompt without running it."""
     state.model_named(body.model)
     asked = chat_body(body, raw, can_reason=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is drawn here, but a bad field is refused
+        SamplingParams.from_optional(**{"max_tokens": OPEN, **own_fields(asked)})
     messages = [message.model_dump(exclude_none=True) for message in asked.messages]
     tools = asked.tools if body.tool_choice is None else tooling(state, asked).shown
     prompt = await chat_prompt(state, asked, messages, tools=tools)
