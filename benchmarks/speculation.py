@@ -187,7 +187,7 @@ def _row(cell: tuple[str, int], runs: list[tuple[Side, Side]], tokens: int) -> d
 
 def _show(console: Console, rows: list[dict[str, Any]], options: Any) -> None:
     table = Table(title=f"prompt lookup, at most {options.k} tokens; {options.rounds} rounds")
-    heads = ("answers", "batch", "off tok/s", "on tok/s", "speed-up", "by CPU time", "aim")
+    heads = ("answers", "batch", "off tok/s", "on tok/s", "ratio", "CPU", "aim")
     for name in (*heads, "right", "tokens a step"):
         table.add_column(name, justify="left" if name == "answers" else "right")
     for row in rows:

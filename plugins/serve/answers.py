@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.outputs import CompletionOutput, RequestOutput
+from ...core.params import SamplingParams
 from .logprobs import finite_or_none
 from .protocol import Common, StreamOptions
 from .running import usage_of
@@ -83,6 +84,14 @@ def extras_of(
             if value is not None:
                 told[name] = value
     return told
+
+
+def stop_reason_of(params: SamplingParams, choice: CompletionOutput) -> int | str | None:
+    """Return what ended a choice; of a beam the end token too, as vLLM tells it over HTTP."""
+    is_ended = choice.finish_reason == "stop" and choice.stop_reason is None
+    if params.use_beam_search and is_ended and choice.token_ids:
+        return choice.token_ids[-1]
+    return choice.stop_reason
 
 
 def as_plain(value: Any) -> Any:

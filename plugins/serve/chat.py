@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ...core.outputs import CompletionOutput, RequestOutput
 from ...core.parsers import ReasoningParser, find_parser
 from . import prompts
-from .answers import StreamUsage, Usage, extras_of, headers_of, now
+from .answers import StreamUsage, Usage, extras_of, headers_of, now, stop_reason_of
 from .errors import bad
 from .logprobs import ChatLogprobs, TokenNames, prompt_logprobs
 from .message_reader import MessageReader, Shown
@@ -270,7 +270,7 @@ def _choice(
         },
         "logprobs": logprobs,
         "finish_reason": reason,
-        "stop_reason": part.stop_reason,
+        "stop_reason": stop_reason_of(call.jobs[0].params, part),
         "token_ids": ids if call.body.return_token_ids else None,
         **extras_of(call.body, output, part, is_last=True),
     }

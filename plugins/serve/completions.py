@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ...core.outputs import CompletionOutput, RequestOutput
 from . import prompts
-from .answers import StreamUsage, Usage, extras_of, headers_of, now
+from .answers import StreamUsage, Usage, extras_of, headers_of, now, stop_reason_of
 from .errors import bad
 from .logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from .protocol import CompletionRequest
@@ -181,7 +181,7 @@ def _choice(
         "text": text,
         "logprobs": logprobs,
         "finish_reason": part.finish_reason,
-        "stop_reason": None if call.is_scoring else part.stop_reason,
+        "stop_reason": None if call.is_scoring else stop_reason_of(job.params, part),
         "token_ids": ids if body.return_token_ids else None,
         "prompt_token_ids": list(job.prompt.ids) if body.return_token_ids else None,
         "prompt_logprobs": None,

@@ -228,11 +228,3 @@ def test_dec_088_known_fields_act_or_are_refused(byte_site: Site, writes: Writes
     )
     if beams.status_code != 200:
         assert beams.json()["error"]["param"] == "use_beam_search"
-
-
-def test_an_answer_that_is_empty_at_once_has_its_content(byte_site: Site, writes: Writes) -> None:
-    """The half of DEC-087 that needs no reasoning parser."""
-    [choice] = byte_site.chat(**writes([256], max_tokens=5))["choices"]
-
-    assert choice["message"]["content"] == ""
-    assert choice["finish_reason"] == "stop"
